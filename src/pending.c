@@ -1,0 +1,322 @@
+/*-------------------------------------------------------------------------
+ *
+ * pending.c
+ *	  What a transaction owes shared memory when it commits or aborts.
+ *
+ * A call that changes a row makes a note here of the entry in the map that
+ * has to follow.  The note is allocated, and the entry found and pinned, in
+ * the call; the callbacks at the end of the transaction only store through
+ * the pointer, since an error there would take the server down.
+ *
+ * Notes carry the subtransaction that made them, so that a savepoint's
+ * rollback undoes its own and no others.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "dlock.h"
+
+#include "access/xact.h"
+#include "access/xlog.h"
+#include "lib/ilist.h"
+#include "miscadmin.h"
+#include "utils/guc.h"
+#include "utils/memutils.h"
+
+typedef enum PendingKind
+{
+	PENDING_NOTHING,			/* reserved only */
+	PENDING_GRANT,
+	PENDING_END,
+	PENDING_GUARD,
+	PENDING_TTL,
+	PENDING_REVOKE
+} PendingKind;
+
+struct DlockPending
+{
+	dlist_node	node;
+	PendingKind kind;
+	SubTransactionId subid;
+	DlockDatabase *db;
+	DlockLive  *live;			/* pinned; NULL when the map has no entry */
+	DlockNanos	span;			/* PENDING_TTL, PENDING_REVOKE: ns */
+	DlockOutcome outcome;		/* PENDING_END */
+	bool		flush;			/* the commit must be durable */
+};
+
+/* This transaction's notes, oldest first; in TopTransactionContext. */
+static dlist_head notes = DLIST_STATIC_INIT(notes);
+
+/*
+ * End of the WAL that this transaction has written, if it consists of nothing
+ * but ends that may be lost in a crash; else invalid.
+ */
+static XLogRecPtr soft_wal_end = InvalidXLogRecPtr;
+
+static void DlockXactCallback(XactEvent event, void *arg);
+static void DlockSubXactCallback(SubXactEvent event, SubTransactionId mySubid,
+								 SubTransactionId parentSubid, void *arg);
+
+void
+DlockPendingInit(void)
+{
+	RegisterXactCallback(DlockXactCallback, NULL);
+	RegisterSubXactCallback(DlockSubXactCallback, NULL);
+}
+
+/*
+ * Allocate a note.  Until it is filled in it means nothing, so the caller may
+ * still fail.
+ */
+DlockPending *
+DlockPendingReserve(DlockDatabase *db)
+{
+	DlockPending *note = MemoryContextAllocZero(TopTransactionContext,
+												sizeof(DlockPending));
+
+	note->db = db;
+	note->subid = GetCurrentSubTransactionId();
+	return note;
+}
+
+static void
+AddNote(DlockPending *note, PendingKind kind, DlockLive *live)
+{
+	note->kind = kind;
+	note->live = live;
+	dlist_push_tail(&notes, &note->node);
+}
+
+/* A grant was written; "live" comes pinned. */
+void
+DlockPendingGrant(DlockPending *note, DlockLive *live)
+{
+	note->flush = true;
+	AddNote(note, PENDING_GRANT, live);
+}
+
+/*
+ * An end was written.  "flush": it must be durable when it is acknowledged.
+ * Without, and if the transaction does nothing else, it may commit without
+ * waiting for the disk: all that a crash can do then is to bring the lease
+ * back for one TTL.  "wal_before" is where the transaction's WAL ended before
+ * the call.
+ */
+void
+DlockPendingEnd(DlockPending *note, int64 token, DlockOutcome outcome,
+				bool flush, XLogRecPtr wal_before)
+{
+	DlockLive  *live = DlockLivePin(note->db, token);
+
+	note->outcome = outcome;
+	note->flush = flush;
+	if (!flush && wal_before == soft_wal_end)
+		soft_wal_end = XactLastRecEnd;
+	if (live != NULL)
+	{
+		pg_atomic_write_u32(&live->by_worker, DlockIsReaper ? 1 : 0);
+		pg_atomic_write_u32(&live->ender, (uint32) MyProcPid);
+	}
+	AddNote(note, PENDING_END, live);
+}
+
+/* This transaction guards the lease. */
+void
+DlockPendingGuard(DlockPending *note, int64 token)
+{
+	AddNote(note, PENDING_GUARD, DlockLivePin(note->db, token));
+}
+
+/* A new TTL, in µs, was written. */
+void
+DlockPendingTtl(DlockPending *note, int64 token, int64 ttl)
+{
+	note->span = ttl * DLOCK_NS_PER_US;
+	note->flush = true;
+	AddNote(note, PENDING_TTL, DlockLivePin(note->db, token));
+}
+
+/* A revocation with a time of grace, in µs, was written. */
+void
+DlockPendingRevoke(DlockPending *note, int64 token, int64 grace)
+{
+	note->span = grace * DLOCK_NS_PER_US;
+	note->flush = true;
+	AddNote(note, PENDING_REVOKE, DlockLivePin(note->db, token));
+}
+
+/*
+ * Set synchronous_commit for the rest of this transaction, as it is about to
+ * commit.  Through the setting, as its assign hook has to see the change.
+ */
+static void
+SetSynchronousCommit(const char *value)
+{
+	(void) set_config_option("synchronous_commit", value,
+							 PGC_USERSET, PGC_S_SESSION, GUC_ACTION_LOCAL,
+							 true, 0, false);
+}
+
+/* May raise an error, as the last point where that is allowed. */
+static void
+BeforeCommit(void)
+{
+	dlist_iter	iter;
+	bool		flush = false;
+
+	dlist_foreach(iter, &notes)
+		flush |= dlist_container(DlockPending, node, iter.cur)->flush;
+
+	if (flush)
+	{
+		/* what is acknowledged must be durable, and replicated if waited for */
+		if (synchronous_commit < SYNCHRONOUS_COMMIT_REMOTE_FLUSH)
+			SetSynchronousCommit("on");
+	}
+	else if (soft_wal_end != InvalidXLogRecPtr &&
+			 soft_wal_end == XactLastRecEnd &&
+			 synchronous_commit > SYNCHRONOUS_COMMIT_OFF)
+		SetSynchronousCommit("off");
+}
+
+/* Can neither fail nor allocate. */
+static void
+Commit(DlockPending *note)
+{
+	DlockLive  *live = note->live;
+
+	switch (note->kind)
+	{
+		case PENDING_GRANT:
+			{
+				DlockNanos	now = DlockNow();
+				DlockNanos	deadline = now + pg_atomic_read_u64(&live->ttl);
+
+				DlockLiveStart(live, live->min_hold ? now + live->min_hold : 0,
+							   deadline);
+				pg_atomic_fetch_add_u64(&note->db->held, 1);
+				DlockCount(note->db, DLOCK_COUNT_GRANTED);
+				DlockTellLauncher(&live->key, deadline);
+			}
+			break;
+		case PENDING_END:
+			pg_atomic_fetch_sub_u64(&note->db->held, 1);
+			DlockCount(note->db, DLOCK_COUNT_ENDED + note->outcome);
+			if (live == NULL)
+				break;
+			DlockLiveEnd(live, note->outcome != DLOCK_REVOKED);
+			pg_atomic_write_u32(&live->ender, 0);
+			break;
+		case PENDING_TTL:
+			if (live == NULL)
+				break;
+			DlockLiveRenew(live, note->span);
+			DlockTellLauncher(&live->key, DlockNow() + note->span);
+			break;
+		case PENDING_REVOKE:
+			if (live == NULL)
+				break;
+			DlockLiveRevoke(live, DlockNow() + note->span);
+			DlockTellLauncher(&live->key, DlockNow() + note->span);
+			break;
+		case PENDING_GUARD:
+		case PENDING_NOTHING:
+			break;
+	}
+	if (live != NULL)
+		DlockLiveUnpin(live);
+}
+
+/* Can neither fail nor allocate. */
+static void
+Abort(DlockPending *note)
+{
+	DlockLive  *live = note->live;
+
+	if (live == NULL)
+		return;
+	if (note->kind == PENDING_GRANT)
+		DlockLiveEnd(live, false);
+	else if (note->kind == PENDING_END)
+		pg_atomic_write_u32(&live->ender, 0);
+	DlockLiveUnpin(live);
+}
+
+static void
+DlockXactCallback(XactEvent event, void *arg)
+{
+	dlist_mutable_iter iter;
+
+	switch (event)
+	{
+		case XACT_EVENT_PRE_COMMIT:
+			if (!dlist_is_empty(&notes))
+				BeforeCommit();
+			return;
+		case XACT_EVENT_PRE_PREPARE:
+			if (!dlist_is_empty(&notes))
+				ereport(ERROR,
+						(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+						 errmsg("cannot PREPARE a transaction that has taken, ended or guarded a lease"),
+						 errhint("Acquire and release leases in transactions of their own.")));
+			return;
+		case XACT_EVENT_COMMIT:
+		case XACT_EVENT_ABORT:
+			break;
+		default:
+			return;
+	}
+
+	if (event == XACT_EVENT_COMMIT)
+	{
+		dlist_foreach_modify(iter, &notes)
+			Commit(dlist_container(DlockPending, node, iter.cur));
+	}
+	else
+	{
+		/* the newest first: an end before the grant that it ended */
+		while (!dlist_is_empty(&notes))
+		{
+			DlockPending *note = dlist_tail_element(DlockPending, node, &notes);
+
+			dlist_delete(&note->node);
+			Abort(note);
+		}
+	}
+
+	/* the memory goes with the transaction */
+	dlist_init(&notes);
+	soft_wal_end = InvalidXLogRecPtr;
+}
+
+static void
+DlockSubXactCallback(SubXactEvent event, SubTransactionId mySubid,
+					 SubTransactionId parentSubid, void *arg)
+{
+	/* this subtransaction's notes are the last ones */
+	if (event == SUBXACT_EVENT_ABORT_SUB)
+	{
+		while (!dlist_is_empty(&notes))
+		{
+			DlockPending *note = dlist_tail_element(DlockPending, node, &notes);
+
+			if (note->subid != mySubid)
+				break;
+			dlist_delete(&note->node);
+			Abort(note);
+		}
+	}
+	else if (event == SUBXACT_EVENT_COMMIT_SUB)
+	{
+		dlist_iter	iter;
+
+		dlist_reverse_foreach(iter, &notes)
+		{
+			DlockPending *note = dlist_container(DlockPending, node, iter.cur);
+
+			if (note->subid != mySubid)
+				break;
+			note->subid = parentSubid;
+		}
+	}
+}
