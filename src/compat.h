@@ -11,9 +11,12 @@
 #ifndef DLOCK_COMPAT_H
 #define DLOCK_COMPAT_H
 
+#include "datatype/timestamp.h"
 #include "lib/dshash.h"
+#include "postmaster/bgworker.h"
 #include "utils/palloc.h"
 #include "utils/relcache.h"
+#include "utils/wait_event.h"
 
 #if PG_VERSION_NUM < 150000
 #error "dlock needs PostgreSQL 15 or newer"

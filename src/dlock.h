@@ -78,6 +78,7 @@
 typedef uint64 DlockNanos;
 
 #define DLOCK_NS_PER_US		UINT64CONST(1000)
+#define DLOCK_NS_PER_MS		UINT64CONST(1000000)
 
 /* How a lease ended.  The texts are in history.c, in this order. */
 typedef enum DlockOutcome

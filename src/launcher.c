@@ -33,16 +33,14 @@
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
 
-#define NS_PER_MS			UINT64CONST(1000000)
-
 /* Deadlines that are closer than this are met together. */
-#define LAUNCHER_TICK		(10 * NS_PER_MS)
+#define LAUNCHER_TICK		(10 * DLOCK_NS_PER_MS)
 
 /* How long to leave a database alone, doubled with each time in a row. */
-#define PAUSE_BLOCKED		(100 * NS_PER_MS)	/* a guard, or a lock on our tables */
-#define PAUSE_BLOCKED_MAX	(10000 * NS_PER_MS)
-#define PAUSE_FAILED		(1000 * NS_PER_MS)
-#define PAUSE_FAILED_MAX	(300000 * NS_PER_MS)
+#define PAUSE_BLOCKED		(100 * DLOCK_NS_PER_MS)	/* a guard, or a lock on our tables */
+#define PAUSE_BLOCKED_MAX	(10000 * DLOCK_NS_PER_MS)
+#define PAUSE_FAILED		(1000 * DLOCK_NS_PER_MS)
+#define PAUSE_FAILED_MAX	(300000 * DLOCK_NS_PER_MS)
 
 /* Entries to be freed that make a sweep worth while. */
 #define SWEEP_MIN			10000
@@ -484,7 +482,7 @@ DlockLauncherMain(Datum arg)
 		{
 			ListDatabases();
 			DlockLiveSweep();
-			next_list = now + dlock_worker_naptime * NS_PER_MS;
+			next_list = now + dlock_worker_naptime * DLOCK_NS_PER_MS;
 		}
 		over = pg_atomic_read_u64(&DlockShared->over);
 		if (over > SWEEP_MIN && over > pg_atomic_read_u64(&DlockShared->entries) / 2)
@@ -507,7 +505,7 @@ DlockLauncherMain(Datum arg)
 
 		pgstat_report_activity(STATE_IDLE, NULL);
 		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
-						 (long) ((wake - now + NS_PER_MS - 1) / NS_PER_MS),
+						 (long) ((wake - now + DLOCK_NS_PER_MS - 1) / DLOCK_NS_PER_MS),
 						 DlockWaitEventNew("DlockLauncherMain"));
 		ResetLatch(MyLatch);
 	}
