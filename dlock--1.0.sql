@@ -3,16 +3,18 @@
 -- complain if script is sourced in psql, rather than via CREATE EXTENSION
 \echo Use "CREATE EXTENSION dlock" to load this file. \quit
 
--- The tables live in schema dlock whatever schema the functions go to.  With
--- CREATE EXTENSION dlock SCHEMA dlock the server has made it already; one that
+-- The tables live in schema dlock whatever schema the functions go to.  It may
+-- be there already, as for CREATE EXTENSION dlock SCHEMA dlock; one that
 -- somebody else owns is refused, since its owner could replace our tables.
 DO $$
+DECLARE
+	schema_owner pg_catalog.oid := (
+		SELECT n.nspowner FROM pg_catalog.pg_namespace n
+		WHERE n.nspname OPERATOR(pg_catalog.=) 'dlock');
 BEGIN
-	IF '@extschema@' OPERATOR(pg_catalog.<>) 'dlock' THEN
+	IF schema_owner IS NULL THEN
 		CREATE SCHEMA dlock;
-	ELSIF NOT EXISTS (SELECT FROM pg_catalog.pg_namespace n
-					  WHERE n.nspname OPERATOR(pg_catalog.=) 'dlock'
-						AND n.nspowner OPERATOR(pg_catalog.=) current_user::pg_catalog.regrole) THEN
+	ELSIF schema_owner OPERATOR(pg_catalog.<>) current_user::pg_catalog.regrole::pg_catalog.oid THEN
 		RAISE EXCEPTION 'schema "dlock" belongs to another role'
 			USING ERRCODE = 'insufficient_privilege',
 				  HINT = 'Drop or rename that schema, or give it to the role that creates the extension.';
@@ -88,9 +90,24 @@ ALTER TABLE dlock.history
 CREATE INDEX history_name_acquired_at_idx ON dlock.history (name, acquired_at);
 CREATE INDEX history_ended_at_idx ON dlock.history (ended_at);
 
+-- A lock's own defaults.  No trigger: pg_restore copies into it.
+CREATE TABLE dlock.definition (
+	name pg_catalog.text COLLATE pg_catalog."C" NOT NULL PRIMARY KEY,
+	capacity pg_catalog.int4,
+	ttl pg_catalog.interval,
+	min_hold pg_catalog.interval,
+	takeover_delay pg_catalog.interval,
+	role pg_catalog.regrole,
+	notify pg_catalog.bool NOT NULL,
+	history pg_catalog.bool NOT NULL
+);
+
+ALTER TABLE dlock.definition ALTER name SET STORAGE PLAIN;
+
 -- Tokens and session ids.  Not cached: a cached block would be a lost block.
 CREATE SEQUENCE dlock.token_seq CACHE 1;
 
+SELECT pg_catalog.pg_extension_config_dump('dlock.definition', '');
 SELECT pg_catalog.pg_extension_config_dump('dlock.token_seq', '');
 
 -- An operator reads history with the indexes; everybody else has the view.
@@ -131,6 +148,40 @@ LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 COMMENT ON FUNCTION @extschema@.dlock_acquire IS
 'take a lease of a named lock: its token, or NULL when the lock is busy';
+
+CREATE PROCEDURE @extschema@.dlock_await(
+	name pg_catalog.text,
+	ttl pg_catalog.interval DEFAULT NULL,
+	wait pg_catalog.interval DEFAULT NULL,
+	owner pg_catalog.text DEFAULT NULL,
+	why pg_catalog.text DEFAULT NULL,
+	min_hold pg_catalog.interval DEFAULT NULL,
+	session pg_catalog.int8 DEFAULT NULL,
+	capacity pg_catalog.int4 DEFAULT NULL,
+	share pg_catalog.text DEFAULT NULL,
+	must_exist pg_catalog.bool DEFAULT false,
+	retry pg_catalog.bool DEFAULT false,
+	reentrant pg_catalog.bool DEFAULT false,
+	INOUT token pg_catalog.int8 DEFAULT NULL)
+AS 'MODULE_PATHNAME'
+LANGUAGE C;
+
+COMMENT ON PROCEDURE @extschema@.dlock_await IS
+'like dlock_acquire, but waits between transactions and holds no snapshot while it sleeps';
+
+CREATE FUNCTION @extschema@.dlock_acquire_all(
+	names pg_catalog.text[],
+	ttl pg_catalog.interval DEFAULT NULL,
+	wait pg_catalog.interval DEFAULT NULL,
+	owner pg_catalog.text DEFAULT NULL,
+	why pg_catalog.text DEFAULT NULL,
+	session pg_catalog.int8 DEFAULT NULL)
+RETURNS pg_catalog.int8[]
+AS 'MODULE_PATHNAME'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION @extschema@.dlock_acquire_all IS
+'take leases of several locks, all or none: their tokens in the order of the names, or NULL';
 
 CREATE FUNCTION @extschema@.dlock_heartbeat(token pg_catalog.int8)
 RETURNS pg_catalog.bool
@@ -209,8 +260,66 @@ COMMENT ON FUNCTION @extschema@.dlock_holders IS
 'who holds this lock: one row a lease, cheap to poll';
 
 --
+-- Sessions
+--
+
+CREATE FUNCTION @extschema@.dlock_session_open(
+	owner pg_catalog.text DEFAULT NULL,
+	ttl pg_catalog.interval DEFAULT NULL,
+	on_disconnect pg_catalog.text DEFAULT 'keep')
+RETURNS pg_catalog.int8
+AS 'MODULE_PATHNAME'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION @extschema@.dlock_session_open IS
+'open a session, which keeps many leases by one heartbeat; on_disconnect => ''release'' ends it with this connection, which behind a pooler is the pooler''s';
+
+CREATE FUNCTION @extschema@.dlock_session_heartbeat(
+	session pg_catalog.int8,
+	OUT lost pg_catalog.int8[])
+AS 'MODULE_PATHNAME'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION @extschema@.dlock_session_heartbeat IS
+'renew a session and its leases: the tokens lost since the last call, or NULL when the session is gone';
+
+CREATE FUNCTION @extschema@.dlock_session_close(session pg_catalog.int8)
+RETURNS pg_catalog.int4
+AS 'MODULE_PATHNAME'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION @extschema@.dlock_session_close IS
+'end a session and its leases: how many these were, or NULL when the session is gone';
+
+--
 -- For the administrator
 --
+
+CREATE FUNCTION @extschema@.dlock_define(
+	name pg_catalog.text,
+	capacity pg_catalog.int4 DEFAULT NULL,
+	ttl pg_catalog.interval DEFAULT NULL,
+	min_hold pg_catalog.interval DEFAULT NULL,
+	takeover_delay pg_catalog.interval DEFAULT NULL,
+	role pg_catalog.regrole DEFAULT NULL,
+	notify pg_catalog.bool DEFAULT false,
+	history pg_catalog.bool DEFAULT true)
+RETURNS pg_catalog.void
+AS 'MODULE_PATHNAME'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION @extschema@.dlock_define IS
+'set the defaults of a lock, and who may take it';
+
+CREATE FUNCTION @extschema@.dlock_undefine(name pg_catalog.text)
+RETURNS pg_catalog.bool
+AS 'MODULE_PATHNAME'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION @extschema@.dlock_undefine IS
+'take the definition of a lock back: false when there was none';
+
+REVOKE ALL ON FUNCTION @extschema@.dlock_define, @extschema@.dlock_undefine FROM PUBLIC;
 
 CREATE FUNCTION @extschema@.dlock_revoke(
 	token pg_catalog.int8,
@@ -267,6 +376,44 @@ CREATE VIEW @extschema@.dlock_leases AS SELECT * FROM dlock.leases();
 COMMENT ON VIEW @extschema@.dlock_leases IS
 'every lease that is not over, and every lock that rests';
 
+CREATE FUNCTION dlock.waiters(
+	OUT name pg_catalog.text,
+	OUT pid pg_catalog.int4,
+	OUT owner pg_catalog.text,
+	OUT share pg_catalog.text,
+	OUT "position" pg_catalog.int4,
+	OUT waiting_since pg_catalog.timestamptz,
+	OUT gives_up_at pg_catalog.timestamptz,
+	OUT blocked_by pg_catalog.int4[])
+RETURNS SETOF pg_catalog.record
+AS 'MODULE_PATHNAME', 'dlock_waiters'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+CREATE VIEW @extschema@.dlock_waiters AS SELECT * FROM dlock.waiters();
+
+COMMENT ON VIEW @extschema@.dlock_waiters IS
+'who waits for a lock, in which place, and for whom';
+
+CREATE FUNCTION dlock.locks(
+	OUT name pg_catalog.text,
+	OUT capacity pg_catalog.int4,
+	OUT ttl pg_catalog.interval,
+	OUT min_hold pg_catalog.interval,
+	OUT takeover_delay pg_catalog.interval,
+	OUT role pg_catalog.regrole,
+	OUT notify pg_catalog.bool,
+	OUT history pg_catalog.bool,
+	OUT held pg_catalog.int4,
+	OUT waiting pg_catalog.int4)
+RETURNS SETOF pg_catalog.record
+AS 'MODULE_PATHNAME', 'dlock_locks'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+CREATE VIEW @extschema@.dlock_locks AS SELECT * FROM dlock.locks();
+
+COMMENT ON VIEW @extschema@.dlock_locks IS
+'the locks that are defined, and how they are used now';
+
 CREATE FUNCTION dlock.history(
 	OUT name pg_catalog.text,
 	OUT token pg_catalog.int8,
@@ -299,6 +446,9 @@ CREATE FUNCTION dlock.stats(
 	OUT heartbeats_lost pg_catalog.int8,
 	OUT guards pg_catalog.int8,
 	OUT guards_lost pg_catalog.int8,
+	OUT waits pg_catalog.int8,
+	OUT waits_timed_out pg_catalog.int8,
+	OUT waited pg_catalog.interval,
 	OUT released pg_catalog.int8,
 	OUT expired pg_catalog.int8,
 	OUT taken_over pg_catalog.int8,
@@ -330,5 +480,6 @@ CREATE VIEW @extschema@.dlock_databases AS SELECT * FROM dlock.databases();
 COMMENT ON VIEW @extschema@.dlock_databases IS
 'every database of this server that uses dlock, and what the worker did there';
 
-GRANT SELECT ON @extschema@.dlock_leases, @extschema@.dlock_history,
+GRANT SELECT ON @extschema@.dlock_leases, @extschema@.dlock_waiters,
+	@extschema@.dlock_locks, @extschema@.dlock_history,
 	@extschema@.dlock_stats, @extschema@.dlock_databases TO PUBLIC;

@@ -3,23 +3,22 @@
  * api.c
  *	  The SQL-callable functions on leases: arguments in, results out.
  *
- * No function is STRICT: a NULL setting means its default, and a NULL token
- * is a lost one.
- *
  *-------------------------------------------------------------------------
  */
 #include "dlock.h"
 
 #include "catalog/pg_type.h"
 #include "commands/trigger.h"
+#include "executor/spi.h"
 #include "funcapi.h"
-#include "mb/pg_wchar.h"
 #include "miscadmin.h"
 #include "utils/array.h"
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
 
 PG_FUNCTION_INFO_V1(dlock_acquire);
+PG_FUNCTION_INFO_V1(dlock_await);
+PG_FUNCTION_INFO_V1(dlock_acquire_all);
 PG_FUNCTION_INFO_V1(dlock_heartbeat);
 PG_FUNCTION_INFO_V1(dlock_heartbeat_all);
 PG_FUNCTION_INFO_V1(dlock_set_ttl);
@@ -28,111 +27,39 @@ PG_FUNCTION_INFO_V1(dlock_held);
 PG_FUNCTION_INFO_V1(dlock_remaining);
 PG_FUNCTION_INFO_V1(dlock_guard);
 PG_FUNCTION_INFO_V1(dlock_revoke);
+PG_FUNCTION_INFO_V1(dlock_session_open);
+PG_FUNCTION_INFO_V1(dlock_session_heartbeat);
+PG_FUNCTION_INFO_V1(dlock_session_close);
 PG_FUNCTION_INFO_V1(dlock_version);
 PG_FUNCTION_INFO_V1(dlock_refuse_dml);
 
-/* ----------
- * Arguments
- * ----------
- */
-
 /*
- * A text argument of at most "max" bytes, palloc'd, or NULL.  22023 when it
- * is longer.
+ * The arguments that dlock_acquire() and dlock_await() have in common, in the
+ * order of their signature.
  */
-static const char *
-GetText(FunctionCallInfo fcinfo, int arg, const char *argname, int max)
-{
-	text	   *value;
-
-	if (PG_ARGISNULL(arg))
-		return NULL;
-	value = PG_GETARG_TEXT_PP(arg);
-	if (VARSIZE_ANY_EXHDR(value) > max)
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("argument \"%s\" is too long", argname),
-				 errdetail("It has %d bytes, and may have %d.",
-						   (int) VARSIZE_ANY_EXHDR(value), max)));
-	return text_to_cstring(value);
-}
-
-/* The name of a lock: 22023 when it is NULL, empty or too long. */
-static const char *
-GetName(FunctionCallInfo fcinfo, int arg)
-{
-	const char *name = GetText(fcinfo, arg, "name", DLOCK_MAX_NAME);
-
-	if (name == NULL || name[0] == '\0')
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("argument \"%s\" must not be null or empty", "name"),
-				 errdetail("The name of a lock has 1 to %d bytes.", DLOCK_MAX_NAME)));
-	return name;
-}
-
-/*
- * An interval argument in µs, between "min" and dlock.max_ttl; "otherwise"
- * when it is NULL.  22023 when it is out of range or has months.
- */
-static int64
-GetSpan(FunctionCallInfo fcinfo, int arg, const char *argname,
-		int64 min, int64 otherwise)
-{
-	int64		max = (int64) dlock_max_ttl * USECS_PER_SEC;
-	Interval   *value;
-	int64		result;
-
-	if (PG_ARGISNULL(arg))
-		return otherwise;
-
-	value = PG_GETARG_INTERVAL_P(arg);
-	if (value->month != 0 && !INTERVAL_NOT_FINITE(value))
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("argument \"%s\" must not have months", argname),
-				 errdetail("A month has no fixed length.")));
-
-	result = DlockIntervalMicros(value);
-	if (result < min)
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("argument \"%s\" is too short", argname),
-				 errdetail("It must be at least %d ms.", (int) (min / 1000))));
-	if (result > max || INTERVAL_NOT_FINITE(value))
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("argument \"%s\" is too long", argname),
-				 errdetail("It may be %d s, as \"%s\" says.",
-						   dlock_max_ttl, "dlock.max_ttl")));
-	return result;
-}
-
-/* A token; 0, which no lease has, when it is NULL. */
-static int64
-GetToken(FunctionCallInfo fcinfo, int arg)
-{
-	return PG_ARGISNULL(arg) ? 0 : PG_GETARG_INT64(arg);
-}
-
-static bool
-GetFlag(FunctionCallInfo fcinfo, int arg)
-{
-	return !PG_ARGISNULL(arg) && PG_GETARG_BOOL(arg);
-}
-
-/* ----------
- * Functions
- * ----------
- */
-
 static void
-NotSupportedYet(bool given, const char *argname)
+GetRequest(FunctionCallInfo fcinfo, DlockRequest *request)
 {
-	if (given)
+	memset(request, 0, sizeof(*request));
+	request->name = DlockArgName(fcinfo, 0);
+	request->namelen = strlen(request->name);
+	request->ttl = DlockArgSpan(fcinfo, 1, "ttl", DLOCK_MIN_TTL, DLOCK_MAX_SPAN, 0);
+	request->wait = DlockArgSpan(fcinfo, 2, "wait", 0, DLOCK_MAX_WAIT, 0);
+	request->owner = DlockArgText(fcinfo, 3, "owner", DLOCK_MAX_TEXT);
+	request->why = DlockArgText(fcinfo, 4, "why", DLOCK_MAX_TEXT);
+	request->min_hold = DlockArgSpan(fcinfo, 5, "min_hold", 0, DLOCK_MAX_SPAN, -1);
+	request->session = DlockArgSession(fcinfo, 6);
+	request->capacity = DlockArgCapacity(fcinfo, 7);
+	request->share = DlockArgShare(fcinfo, 8);
+	request->must_exist = DlockArgFlag(fcinfo, 9);
+	request->retry = DlockArgFlag(fcinfo, 10);
+	request->reentrant = DlockArgFlag(fcinfo, 11);
+
+	if (request->share != NULL && request->capacity != 0)
 		ereport(ERROR,
-				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-				 errmsg("argument \"%s\" is not supported yet", argname)));
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("argument \"%s\" does not go with \"%s\"", "share", "capacity"),
+				 errdetail("A share group has as many leases as ask for one.")));
 }
 
 Datum
@@ -141,30 +68,114 @@ dlock_acquire(PG_FUNCTION_ARGS)
 	DlockRequest request;
 	int64		token;
 
-	memset(&request, 0, sizeof(request));
-	request.name = GetName(fcinfo, 0);
-	request.namelen = strlen(request.name);
-	request.ttl = GetSpan(fcinfo, 1, "ttl", DLOCK_MIN_TTL,
-						  Min((int64) dlock_default_ttl * 1000,
-							  (int64) dlock_max_ttl * USECS_PER_SEC));
-	NotSupportedYet(GetSpan(fcinfo, 2, "wait", 0, 0) > 0, "wait");
-	request.owner = GetText(fcinfo, 3, "owner", DLOCK_MAX_TEXT);
-	if (request.owner == NULL)
-		request.owner = DlockDescribeMe();
-	request.why = GetText(fcinfo, 4, "why", DLOCK_MAX_TEXT);
-	request.min_hold = GetSpan(fcinfo, 5, "min_hold", 0, 0);
-	NotSupportedYet(!PG_ARGISNULL(6), "session");
-	NotSupportedYet(!PG_ARGISNULL(7), "capacity");
-	NotSupportedYet(!PG_ARGISNULL(8), "share");
-	NotSupportedYet(GetFlag(fcinfo, 9), "must_exist");
-	NotSupportedYet(GetFlag(fcinfo, 10), "retry");
-	NotSupportedYet(GetFlag(fcinfo, 11), "reentrant");
-	request.capacity = 1;
-
-	token = DlockGrant(&request);
+	GetRequest(fcinfo, &request);
+	token = DlockAcquire(&request, false);
 	if (token == 0)
 		PG_RETURN_NULL();
 	PG_RETURN_INT64(token);
+}
+
+/* The procedure: may end the transaction that it is called in. */
+Datum
+dlock_await(PG_FUNCTION_ARGS)
+{
+	DlockRequest request;
+	MemoryContext context = CurrentMemoryContext;
+	TupleDesc	desc;
+	Datum		value;
+	bool		isnull;
+	int64		token;
+
+	if (fcinfo->context == NULL || !IsA(fcinfo->context, CallContext) ||
+		castNode(CallContext, fcinfo->context)->atomic)
+		ereport(ERROR,
+				(errcode(ERRCODE_ACTIVE_SQL_TRANSACTION),
+				 errmsg("%s cannot run inside a transaction block", "dlock_await()"),
+				 errdetail("It waits between transactions."),
+				 errhint("Use dlock_acquire() to wait inside of one.")));
+
+	GetRequest(fcinfo, &request);
+	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
+		elog(ERROR, "return type must be a row type");
+	desc = BlessTupleDesc(desc);
+
+	if (SPI_connect_ext(SPI_OPT_NONATOMIC) != SPI_OK_CONNECT)
+		elog(ERROR, "SPI_connect failed");
+	token = DlockAcquire(&request, true);
+	if (SPI_finish() != SPI_OK_FINISH)
+		elog(ERROR, "SPI_finish failed");
+
+	MemoryContextSwitchTo(context);
+	value = Int64GetDatum(token);
+	isnull = (token == 0);
+	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(desc, &value, &isnull)));
+}
+
+static int
+CompareNames(const void *a, const void *b)
+{
+	return strcmp(*(const char *const *) a, *(const char *const *) b);
+}
+
+/* All of an array of names, or none; a name that is there twice counts once. */
+Datum
+dlock_acquire_all(PG_FUNCTION_ARGS)
+{
+	DlockRequest request;
+	Datum	   *elements;
+	bool	   *nulls;
+	const char **names;
+	const char **sorted;
+	int64	   *tokens;
+	Datum	   *result;
+	int			n = 0;
+	int			nsorted = 0;
+
+	memset(&request, 0, sizeof(request));
+	request.ttl = DlockArgSpan(fcinfo, 1, "ttl", DLOCK_MIN_TTL, DLOCK_MAX_SPAN, 0);
+	request.wait = DlockArgSpan(fcinfo, 2, "wait", 0, DLOCK_MAX_WAIT, 0);
+	request.owner = DlockArgText(fcinfo, 3, "owner", DLOCK_MAX_TEXT);
+	request.why = DlockArgText(fcinfo, 4, "why", DLOCK_MAX_TEXT);
+	request.session = DlockArgSession(fcinfo, 5);
+	request.min_hold = -1;
+
+	if (!PG_ARGISNULL(0))
+		deconstruct_array(PG_GETARG_ARRAYTYPE_P(0), TEXTOID, -1, false,
+						  TYPALIGN_INT, &elements, &nulls, &n);
+	if (n == 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("argument \"%s\" must not be null or empty", "names")));
+
+	names = palloc_array(const char *, n);
+	sorted = palloc_array(const char *, n);
+	for (int i = 0; i < n; i++)
+	{
+		names[i] = nulls[i] ? "" : TextDatumGetCString(elements[i]);
+		DlockCheckName(names[i]);
+		sorted[i] = names[i];
+	}
+	qsort(sorted, n, sizeof(char *), CompareNames);
+	for (int i = 0; i < n; i++)
+	{
+		if (nsorted == 0 || strcmp(sorted[i], sorted[nsorted - 1]) != 0)
+			sorted[nsorted++] = sorted[i];
+	}
+
+	tokens = palloc_array(int64, nsorted);
+	if (!DlockAcquireAll(&request, sorted, nsorted, tokens))
+		PG_RETURN_NULL();
+
+	result = palloc_array(Datum, n);
+	for (int i = 0; i < n; i++)
+	{
+		const char **found = bsearch(&names[i], sorted, nsorted, sizeof(char *),
+									 CompareNames);
+
+		result[i] = Int64GetDatum(tokens[found - sorted]);
+	}
+	PG_RETURN_ARRAYTYPE_P(construct_array(result, n, INT8OID, 8, FLOAT8PASSBYVAL,
+										  TYPALIGN_DOUBLE));
 }
 
 /*
@@ -179,13 +190,10 @@ Heartbeat(DlockDatabase *db, int64 token)
 	if (OidIsValid(other_role))
 	{
 		if (!DlockMayUse(other_role))
-			ereport(ERROR,
-					(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-					 errmsg("permission denied for lease " INT64_FORMAT, token),
-					 errdetail("It belongs to another role.")));
+			DlockDenyLease(token);
 		renewed = DlockLiveHeartbeat(db, token, other_role, &other_role);
 	}
-	DlockCount(db, renewed ? DLOCK_COUNT_HEARTBEATS : DLOCK_COUNT_HEARTBEATS_LOST);
+	DlockCount(db, renewed ? DLOCK_COUNT_HEARTBEATS : DLOCK_COUNT_HEARTBEATS_LOST, 1);
 	return renewed;
 }
 
@@ -194,7 +202,7 @@ dlock_heartbeat(PG_FUNCTION_ARGS)
 {
 	DlockObjects objects;
 
-	PG_RETURN_BOOL(Heartbeat(DlockOpenDatabase(&objects), GetToken(fcinfo, 0)));
+	PG_RETURN_BOOL(Heartbeat(DlockOpenDatabase(&objects), DlockArgId(fcinfo, 0)));
 }
 
 /* A NULL among the tokens is lost, and reported as such. */
@@ -206,8 +214,6 @@ dlock_heartbeat_all(PG_FUNCTION_ARGS)
 	Datum	   *tokens;
 	bool	   *nulls;
 	int			n = 0;
-	Datum	   *lost;
-	bool	   *lost_nulls;
 	int			nlost = 0;
 	int			lbound = 1;
 
@@ -215,19 +221,18 @@ dlock_heartbeat_all(PG_FUNCTION_ARGS)
 		deconstruct_array(PG_GETARG_ARRAYTYPE_P(0), INT8OID, 8, FLOAT8PASSBYVAL,
 						  TYPALIGN_DOUBLE, &tokens, &nulls, &n);
 
-	lost = palloc_array(Datum, n + 1);
-	lost_nulls = palloc_array(bool, n + 1);
+	/* in place: what is lost moves to the front */
 	for (int i = 0; i < n; i++)
 	{
 		if (nulls[i] || !Heartbeat(db, DatumGetInt64(tokens[i])))
 		{
-			lost[nlost] = tokens[i];
-			lost_nulls[nlost++] = nulls[i];
+			tokens[nlost] = tokens[i];
+			nulls[nlost++] = nulls[i];
 		}
 	}
 	if (nlost == 0)
 		PG_RETURN_ARRAYTYPE_P(construct_empty_array(INT8OID));
-	PG_RETURN_ARRAYTYPE_P(construct_md_array(lost, lost_nulls, 1, &nlost, &lbound,
+	PG_RETURN_ARRAYTYPE_P(construct_md_array(tokens, nulls, 1, &nlost, &lbound,
 											 INT8OID, 8, FLOAT8PASSBYVAL,
 											 TYPALIGN_DOUBLE));
 }
@@ -235,19 +240,17 @@ dlock_heartbeat_all(PG_FUNCTION_ARGS)
 Datum
 dlock_set_ttl(PG_FUNCTION_ARGS)
 {
-	if (PG_ARGISNULL(1))
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("argument \"%s\" must not be null", "ttl")));
-	PG_RETURN_BOOL(DlockSetTtl(GetToken(fcinfo, 0),
-							   GetSpan(fcinfo, 1, "ttl", DLOCK_MIN_TTL, 0)));
+	int64		ttl = DlockArgSpan(fcinfo, 1, "ttl", DLOCK_MIN_TTL, DLOCK_MAX_SPAN,
+								   Min((int64) dlock_default_ttl * 1000, DLOCK_MAX_SPAN));
+
+	PG_RETURN_BOOL(DlockSetTtl(DlockArgId(fcinfo, 0), ttl));
 }
 
 Datum
 dlock_release(PG_FUNCTION_ARGS)
 {
-	PG_RETURN_BOOL(DlockEnd(GetToken(fcinfo, 0), DLOCK_RELEASED,
-							GetText(fcinfo, 1, "result", DLOCK_MAX_TEXT)));
+	PG_RETURN_BOOL(DlockReleaseOnce(DlockArgId(fcinfo, 0),
+									DlockArgText(fcinfo, 1, "result", DLOCK_MAX_TEXT)));
 }
 
 /*
@@ -260,14 +263,11 @@ GetLiveLease(int64 token, DlockLease *lease)
 	DlockObjects objects;
 	DlockDatabase *db = DlockOpenDatabase(&objects);
 
-	if (!DlockLiveFind(db, token, lease))
+	if (!DlockLiveFind(db, token, lease) || !DlockLeaseIsAlive(lease))
 		return false;
 	if (!DlockMayUse(lease->role))
-		ereport(ERROR,
-				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-				 errmsg("permission denied for lease " INT64_FORMAT, token),
-				 errdetail("It belongs to another role.")));
-	return DlockLeaseIsAlive(lease);
+		DlockDenyLease(token);
+	return true;
 }
 
 Datum
@@ -275,7 +275,7 @@ dlock_held(PG_FUNCTION_ARGS)
 {
 	DlockLease	lease;
 
-	PG_RETURN_BOOL(GetLiveLease(GetToken(fcinfo, 0), &lease));
+	PG_RETURN_BOOL(GetLiveLease(DlockArgId(fcinfo, 0), &lease));
 }
 
 Datum
@@ -283,7 +283,7 @@ dlock_remaining(PG_FUNCTION_ARGS)
 {
 	DlockLease	lease;
 
-	if (!GetLiveLease(GetToken(fcinfo, 0), &lease))
+	if (!GetLiveLease(DlockArgId(fcinfo, 0), &lease))
 		PG_RETURN_NULL();
 	PG_RETURN_DATUM(DlockIntervalDatum(lease.remaining));
 }
@@ -291,7 +291,7 @@ dlock_remaining(PG_FUNCTION_ARGS)
 Datum
 dlock_guard(PG_FUNCTION_ARGS)
 {
-	int64		token = GetToken(fcinfo, 0);
+	int64		token = DlockArgId(fcinfo, 0);
 
 	DlockGuard(token);
 	PG_RETURN_INT64(token);
@@ -300,13 +300,64 @@ dlock_guard(PG_FUNCTION_ARGS)
 Datum
 dlock_revoke(PG_FUNCTION_ARGS)
 {
-	int64		token = GetToken(fcinfo, 0);
-	const char *why = GetText(fcinfo, 1, "why", DLOCK_MAX_TEXT);
-	int64		grace = GetSpan(fcinfo, 2, "grace", 0, 0);
+	int64		token = DlockArgId(fcinfo, 0);
+	const char *why = DlockArgText(fcinfo, 1, "why", DLOCK_MAX_TEXT);
+	int64		grace = DlockArgSpan(fcinfo, 2, "grace", 0, DLOCK_MAX_SPAN, 0);
 
 	if (grace > 0)
 		PG_RETURN_BOOL(DlockRevokeLater(token, why, grace));
 	PG_RETURN_BOOL(DlockEnd(token, DLOCK_REVOKED, why));
+}
+
+/* ----------
+ * Sessions
+ * ----------
+ */
+
+Datum
+dlock_session_open(PG_FUNCTION_ARGS)
+{
+	const char *owner = DlockArgText(fcinfo, 0, "owner", DLOCK_MAX_TEXT);
+	int64		ttl = DlockArgSpan(fcinfo, 1, "ttl", DLOCK_MIN_TTL, DLOCK_MAX_SPAN,
+								   Min((int64) dlock_default_ttl * 1000, DLOCK_MAX_SPAN));
+	const char *on_disconnect = DlockArgText(fcinfo, 2, "on_disconnect", DLOCK_MAX_TEXT);
+
+	if (on_disconnect != NULL && strcmp(on_disconnect, "keep") != 0 &&
+		strcmp(on_disconnect, "release") != 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("argument \"%s\" must not be \"%s\"", "on_disconnect", on_disconnect),
+				 errdetail("It is \"keep\" or \"release\".")));
+	PG_RETURN_INT64(DlockSessionOpen(owner ? owner : DlockDescribeMe(), ttl,
+									 on_disconnect && on_disconnect[0] == 'r'));
+}
+
+Datum
+dlock_session_heartbeat(PG_FUNCTION_ARGS)
+{
+	int64	   *lost;
+	int			nlost;
+	Datum	   *result;
+
+	if (!DlockSessionHeartbeat(DlockArgId(fcinfo, 0), &lost, &nlost))
+		PG_RETURN_NULL();
+	if (nlost == 0)
+		PG_RETURN_ARRAYTYPE_P(construct_empty_array(INT8OID));
+	result = palloc_array(Datum, nlost);
+	for (int i = 0; i < nlost; i++)
+		result[i] = Int64GetDatum(lost[i]);
+	PG_RETURN_ARRAYTYPE_P(construct_array(result, nlost, INT8OID, 8, FLOAT8PASSBYVAL,
+										  TYPALIGN_DOUBLE));
+}
+
+Datum
+dlock_session_close(PG_FUNCTION_ARGS)
+{
+	int			n = DlockSessionClose(DlockArgId(fcinfo, 0));
+
+	if (n < 0)
+		PG_RETURN_NULL();
+	PG_RETURN_INT32(n);
 }
 
 /* Works without preload and on a standby, as it is what one asks then. */

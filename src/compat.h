@@ -44,10 +44,35 @@
 #define DlockWaitEventNew(name) ((uint32) PG_WAIT_EXTENSION)
 #endif
 
+/* 18 (d78ed6b) writes it before the declaration */
+#ifndef pg_noreturn
+#define pg_noreturn pg_attribute_noreturn()
+#endif
+
+/* 16 (d952373) moved the macros on varlenas out of postgres.h */
+#if PG_VERSION_NUM >= 160000
+#include "varatt.h"
+#endif
+
+/* 16 (2016055), and later minor releases of 15, allocate by type */
+#ifndef palloc_array
+#define palloc_array(type, count) ((type *) palloc(sizeof(type) * (count)))
+#endif
+
 /* 19 can end a worker for DROP DATABASE and the like */
 #ifndef BGWORKER_INTERRUPTIBLE
 #define BGWORKER_INTERRUPTIBLE 0
 #endif
+
+/* 17 (024c521) numbers processes from 0 under this name */
+#if PG_VERSION_NUM >= 170000
+#define DlockMyProcNumber MyProcNumber
+#else
+#define DlockMyProcNumber (MyProc->pgprocno)
+#endif
+
+/* its header wants those of Kerberos, which a machine need not have */
+extern bool pq_check_connection(void);
 
 /* 17 (fe05b6b) has infinite intervals */
 #ifndef INTERVAL_NOT_FINITE

@@ -83,9 +83,10 @@ DlockFindObjects(DlockObjects *objects)
 		return false;
 	objects->lease = get_relname_relid("lease", schema);
 	objects->history = get_relname_relid("history", schema);
+	objects->definition = get_relname_relid("definition", schema);
 	objects->token_seq = get_relname_relid("token_seq", schema);
 	return OidIsValid(objects->lease) && OidIsValid(objects->history) &&
-		OidIsValid(objects->token_seq);
+		OidIsValid(objects->definition) && OidIsValid(objects->token_seq);
 }
 
 /* Raise 55000 when there is no shared memory of ours. */
@@ -141,7 +142,7 @@ DlockOpenDatabase(DlockObjects *objects)
 						DLOCK_VERSION, version ? version : "(none)"),
 				 errhint("Restart the server if the library was installed since it started, then run \"ALTER EXTENSION dlock UPDATE\".")));
 
-	db = DlockLiveDatabase(objects->lease);
+	db = DlockMapDatabase(objects->lease);
 	if (pg_atomic_read_u32(&db->adopted) == 0)
 		DlockAdopt(db, objects);
 
@@ -216,7 +217,19 @@ DlockRaiseTokens(DlockDatabase *db, const DlockObjects *objects)
 
 /* Count something for dlock_stats; may be called in a commit callback. */
 void
-DlockCount(DlockDatabase *db, int counter)
+DlockCount(DlockDatabase *db, int counter, uint64 n)
 {
-	pg_atomic_fetch_add_u64(&db->counters[counter], 1);
+	pg_atomic_fetch_add_u64(&db->counters[counter], n);
+}
+
+/* Remember the highest token of all databases, for DlockRaiseTokens(). */
+void
+DlockNoteToken(int64 token)
+{
+	uint64		highest = pg_atomic_read_u64(&DlockShared->highest_token);
+
+	while ((uint64) token > highest &&
+		   !pg_atomic_compare_exchange_u64(&DlockShared->highest_token,
+										   &highest, (uint64) token))
+		;
 }

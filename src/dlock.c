@@ -122,8 +122,16 @@ DlockDefineSettings(void)
 	MarkGUCPrefixReserved("dlock");
 }
 
+/* The fixed part, then the map's, then the queue's. */
+static Size
+DlockShmemSize(void)
+{
+	return add_size(add_size(MAXALIGN(sizeof(DlockControl)), DlockMapShmemSize()),
+					DlockQueueShmemSize());
+}
+
 /*
- * Named tranches are requested for their ids alone: they are known by name in
+ * Two tranches are requested for their ids alone: a named one is known in
  * every process, and in every server version.
  */
 static void
@@ -132,25 +140,23 @@ DlockShmemRequest(void)
 	if (prev_shmem_request_hook)
 		prev_shmem_request_hook();
 
-	RequestAddinShmemSpace(add_size(MAXALIGN(sizeof(DlockControl)),
-									DlockLiveShmemSize()));
+	RequestAddinShmemSpace(DlockShmemSize());
 	RequestNamedLWLockTranche("dlock dsa", 1);
 	RequestNamedLWLockTranche("dlock hash", 1);
+	RequestNamedLWLockTranche("dlock queue", 1);
 }
 
 static void
 DlockShmemStartup(void)
 {
 	bool		found;
+	char	   *place;
 
 	if (prev_shmem_startup_hook)
 		prev_shmem_startup_hook();
 
 	LWLockAcquire(AddinShmemInitLock, LW_EXCLUSIVE);
-	DlockShared = ShmemInitStruct("dlock",
-								  add_size(MAXALIGN(sizeof(DlockControl)),
-										   DlockLiveShmemSize()),
-								  &found);
+	DlockShared = ShmemInitStruct("dlock", DlockShmemSize(), &found);
 	if (!found)
 	{
 		memset(DlockShared, 0, sizeof(DlockControl));
@@ -159,8 +165,12 @@ DlockShmemStartup(void)
 		pg_atomic_init_u64(&DlockShared->entries, 0);
 		pg_atomic_init_u64(&DlockShared->over, 0);
 		pg_atomic_init_u64(&DlockShared->highest_token, 0);
+		pg_atomic_init_u64(&DlockShared->numbers, 0);
+		DlockShared->queue_lock = &GetNamedLWLockTranche("dlock queue")->lock;
 		SpinLockInit(&DlockShared->mutex);
-		DlockLiveShmemInit((char *) DlockShared + MAXALIGN(sizeof(DlockControl)));
+		place = (char *) DlockShared + MAXALIGN(sizeof(DlockControl));
+		DlockMapShmemInit(place);
+		DlockQueueShmemInit(place + DlockMapShmemSize());
 	}
 	LWLockRelease(AddinShmemInitLock);
 }

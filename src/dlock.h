@@ -18,17 +18,23 @@
  *	  resting	over, but the lock takes no new lease yet (min_hold)
  *	  revoking	taken away, with a time of grace that no heartbeat extends
  *	  guard		"this transaction may commit only while I own this lease"
+ *	  session	an identity with one TTL and one heartbeat for many leases
+ *	  share		leases with the same share group don't exclude each other
+ *	  capacity	how many leases of a lock may be held at once
+ *	  waiter	a backend that sleeps until it is its turn, by its ticket
  *
  * Who owns a lock is a row of dlock.lease: durable.  Whether the owner is
  * still alive is a deadline in shared memory: volatile.  The table is the
  * truth; the map of deadlines is rebuilt from it, with one TTL of grace, by
  * the first call after a start (adoption).
  *
- * How a call travels: api.c takes the arguments and calls rules.c, which
- * alone combines tag.c (heavyweight locks), lease.c and history.c (rows),
- * live.c (the map) and pending.c (what memory is owed at commit).  Every call
- * goes through database.c first.  launcher.c and reaper.c decide when and
- * what to end, and call rules.c to do it.
+ * How a call travels: api.c takes the arguments (args.c checks them) and calls
+ * grant.c, to get a lease, or rules.c, to do something with one that it has a
+ * token of.  These two and adopt.c alone combine tag.c (heavyweight locks),
+ * lease.c, history.c and definition.c (rows), live.c over map.c (who is
+ * alive), queue.c (who waits) and pending.c (what memory is owed at commit).
+ * Every call goes through database.c first.  launcher.c and reaper.c decide
+ * when and what to end, and call rules.c to do it.
  *
  * Lock order, first to last; no one may be taken while a later one is held:
  *
@@ -39,9 +45,10 @@
  *	  4. slot tag		to the end of the transaction; EXCLUSIVE for a grant or
  *						an end, SHARE for a guard
  *	  5. one partition of one shared hash table; never two
- *	  6. spinlocks
+ *	  6. the queue's LWLock; never together with 5
+ *	  7. spinlocks
  *
- * Between 5 and its release nothing is allocated, raised or looked up.
+ * Between 5 or 6 and its release nothing is allocated, raised or looked up.
  *
  * Units: in shared memory times are nanoseconds of CLOCK_MONOTONIC (type
  * DlockNanos); in rows they are intervals and timestamptz; in between, spans
@@ -59,10 +66,12 @@
 #include "compat.h"
 #include "datatype/timestamp.h"
 #include "fmgr.h"
+#include "lib/ilist.h"
 #include "port/atomics.h"
 #include "storage/itemptr.h"
 #include "storage/latch.h"
 #include "storage/lock.h"
+#include "storage/lwlock.h"
 #include "storage/spin.h"
 #include "utils/dsa.h"
 #include "utils/relcache.h"
@@ -71,6 +80,8 @@
 #define DLOCK_MAX_TEXT		1024	/* bytes: owner, why, result */
 #define DLOCK_MAX_SHARE		63		/* bytes */
 #define DLOCK_MIN_TTL		INT64CONST(10000)	/* µs */
+#define DLOCK_MAX_WAIT		(INT64CONST(2000000000) * 1000)	/* µs, about 23 days */
+#define DLOCK_MAX_CAPACITY	1000000
 
 #define ERRCODE_DLOCK_LEASE_LOST	MAKE_SQLSTATE('L','K','0','0','1')
 
@@ -101,6 +112,9 @@ typedef enum DlockCounter
 	DLOCK_COUNT_HEARTBEATS_LOST,
 	DLOCK_COUNT_GUARDS,
 	DLOCK_COUNT_GUARDS_LOST,
+	DLOCK_COUNT_WAITS,
+	DLOCK_COUNT_WAITS_TIMED_OUT,
+	DLOCK_COUNT_WAITED_MS,
 	DLOCK_COUNT_ENDED,			/* first of DLOCK_NUM_OUTCOMES */
 	DLOCK_NUM_COUNTERS = DLOCK_COUNT_ENDED + DLOCK_NUM_OUTCOMES
 } DlockCounter;
@@ -113,7 +127,8 @@ typedef struct DlockKey
 {
 	Oid			dboid;
 	Oid			relid;
-	int64		id;				/* a token, a hash of a name, or 0 */
+	int64		id;				/* a token, minus a session's id, a hash of a
+								 * name, or 0 */
 } DlockKey;
 
 #define DLOCK_MAX_ERROR		256
@@ -128,6 +143,7 @@ typedef struct DlockDatabase
 	pg_atomic_uint32 adopted;	/* the map has every row that was held */
 	pg_atomic_uint32 raised;	/* the sequence was raised since the start */
 	pg_atomic_uint32 gone;		/* dropped; nothing will come back to it */
+	pg_atomic_uint64 number;	/* later ones are greater */
 	pg_atomic_uint64 held;		/* leases now, dead ones too */
 	pg_atomic_uint64 counters[DLOCK_NUM_COUNTERS];
 
@@ -139,16 +155,21 @@ typedef struct DlockDatabase
 } DlockDatabase;
 
 /*
- * One lease in shared memory.  "word" is all that decides between alive and
- * dead: a deadline, or one of the values below.  DEAD and ENDED are final.
+ * One lease, or one session, in shared memory.  "word" is all that decides
+ * between alive and dead: a deadline, or one of the values below.  DEAD and
+ * ENDED are final.
  */
 typedef struct DlockLive
 {
-	DlockKey	key;			/* id is the token */
-	uint64		namehash;
+	DlockKey	key;
 	dsa_pointer self;
+	uint64		namehash;
 	dsa_pointer next;			/* in its lock; under the lock's partition */
+	dsa_pointer session;		/* what it belongs to, if anything */
+	dsa_pointer session_next;	/* in its session; under the session's */
+	dsa_pointer session_prev;	/* partition.  Of a session: its first lease */
 	pg_atomic_uint64 word;
+	pg_atomic_uint64 died_at;	/* ns, when DEAD */
 	pg_atomic_uint64 rests_until;	/* ns, 0 for no rest */
 	pg_atomic_uint64 ttl;		/* ns */
 	pg_atomic_uint64 heartbeats;
@@ -158,19 +179,26 @@ typedef struct DlockLive
 	pg_atomic_uint32 ender;		/* pid of the transaction that is ending it */
 	pg_atomic_uint32 by_worker; /* is that one a reaper? */
 	pg_atomic_uint32 rest_kind; /* a DlockState, while it rests */
+	pg_atomic_uint32 lost;		/* a lease: 1 when its session is to be told; a
+								 * session: how many of its leases are */
+	pg_atomic_uint32 outcome;	/* a session: how its leases end with it */
 	DlockNanos	min_hold;		/* from the commit of the grant */
+	DlockNanos	takeover_delay; /* from its death */
 	Oid			role;
 	int			pid;			/* backend of the grant, 0 when adopted */
 	int			slot;
 	int			capacity;
-	int			namelen;
-	char		name[FLEXIBLE_ARRAY_MEMBER];	/* not terminated */
+	int			namelen;		/* a session: of its owner */
+	int			sharelen;
+	char		name[FLEXIBLE_ARRAY_MEMBER];	/* and share; not terminated */
 } DlockLive;
 
-#define DLOCK_WORD_DEAD		UINT64CONST(0)
-#define DLOCK_WORD_ENDED	UINT64CONST(1)
-#define DLOCK_WORD_PENDING	UINT64CONST(2)
-#define DLOCK_WORD_REVOKING	(UINT64CONST(1) << 63)	/* flag beside a deadline */
+#define DLOCK_WORD_DEAD			UINT64CONST(0)
+#define DLOCK_WORD_ENDED		UINT64CONST(1)
+#define DLOCK_WORD_PENDING		UINT64CONST(2)
+#define DLOCK_WORD_SESSION		UINT64CONST(3)	/* as its session is */
+#define DLOCK_WORD_CONNECTED	UINT64CONST(4)	/* a session, by its connection */
+#define DLOCK_WORD_REVOKING		(UINT64CONST(1) << 63)	/* beside a deadline */
 
 /* What the views call a lease.  The texts are in views.c, in this order. */
 typedef enum DlockState
@@ -184,7 +212,7 @@ typedef enum DlockState
 	DLOCK_STATE_OVER			/* ended and at rest no more: not shown */
 } DlockState;
 
-/* A copy of a lease's entry, for use outside of any lock. */
+/* A copy of an entry, for use outside of any lock. */
 typedef struct DlockLease
 {
 	int64		token;
@@ -193,6 +221,9 @@ typedef struct DlockLease
 								 * rest; a pending lease has its TTL */
 	int64		ttl;			/* µs */
 	int64		since_heartbeat;	/* µs */
+	int64		dead_for;		/* µs, when expired */
+	int64		session;		/* id, 0 for none */
+	DlockOutcome session_outcome;	/* how it ends when its session is over */
 	Oid			role;
 	int			pid;
 	int			slot;
@@ -211,26 +242,96 @@ DlockLeaseIsAlive(const DlockLease *lease)
 	return lease->state <= DLOCK_STATE_REVOKING && !lease->ended_by_me;
 }
 
-/* What somebody who asks for a lock finds in the map. */
-typedef struct DlockLook
+/* A session as of now. */
+typedef struct DlockSession
 {
-	bool		busy;			/* a conflicting lease is alive, or it rests */
-	int			slot;			/* else: the slot to take */
-	bool		claimed;		/* its dead lease is under a transaction that
-								 * may last: a guard, or somebody's end */
-} DlockLook;
+	int64		id;
+	int64		ttl;			/* µs */
+	Oid			role;
+	bool		connected;		/* lives with its connection */
+	int			pid;			/* of that connection */
+	char		owner[DLOCK_MAX_TEXT + 1];
+} DlockSession;
+
+/* A lock's own defaults; how a lock is that has none. */
+typedef struct DlockDefinition
+{
+	bool		exists;
+	int			capacity;		/* 0 for none */
+	int64		ttl;			/* µs, 0 for none */
+	int64		min_hold;		/* µs, 0 for none */
+	int64		takeover_delay; /* µs, 0 for none */
+	Oid			role;			/* who may take it; invalid for everybody */
+	bool		notify;
+	bool		history;
+} DlockDefinition;
 
 /* The request of an acquire, with defaults filled in. */
 typedef struct DlockRequest
 {
 	const char *name;
 	int			namelen;
-	int64		ttl;			/* µs */
-	int64		min_hold;		/* µs, 0 for none */
-	int			capacity;
-	const char *owner;
+	int64		ttl;			/* µs, 0 for the default */
+	int64		min_hold;		/* µs, -1 for the default */
+	int			capacity;		/* 0 for the default */
+	bool		defined;		/* capacity is the definition's, and the only
+								 * one that counts */
+	const char *share;			/* or NULL */
+	const char *owner;			/* NULL for the default */
 	const char *why;			/* or NULL */
+	int64		session;		/* id, 0 for none */
+	int64		session_ttl;	/* µs */
+	int			session_pid;	/* not 0: it lives with that connection */
+	int64		takeover_delay; /* µs */
+	int64		wait;			/* µs */
+	bool		must_exist;
+	bool		retry;
+	bool		reentrant;
+	Oid			role;			/* whose lease it will be */
+	int			pid;			/* 0 for an adopted lease */
+	int64		waited;			/* µs so far */
+	bool		notify;
 } DlockRequest;
+
+/*
+ * What stands in the way of a request, as a sum over leases and earlier
+ * waiters.  Those in the same share group count for nothing.
+ */
+typedef struct DlockObstacles
+{
+	bool		exclusive;		/* one of them, or the request, is shared */
+	int			count;
+	int			min_capacity;	/* of them */
+} DlockObstacles;
+
+/* One lease that stands in the way of a request. */
+typedef struct DlockBlocker
+{
+	int64		token;
+	int64		session;		/* id, 0 for none */
+	int			pid;			/* of its grant, or 0 */
+	int			ender;			/* pid of the transaction that is ending it */
+	int			slot;
+	bool		pending;
+} DlockBlocker;
+
+#define DLOCK_LOOK_DEAD		64
+
+/* What somebody who asks for a lock finds in the map. */
+typedef struct DlockLook
+{
+	DlockObstacles alive;		/* alive, at rest, or dead under a claim */
+	DlockObstacles dead;		/* dead, and nobody holds on to them */
+	int64		dead_tokens[DLOCK_LOOK_DEAD];
+	int			dead_slots[DLOCK_LOOK_DEAD];
+	int			free_slot;
+	DlockNanos	changes_at;		/* the earliest deadline or end of a rest */
+	int			uncommitted;	/* slot of the one obstacle, when all depends
+								 * on a transaction; else -1 */
+	DlockObstacles own;			/* of "alive": the session's own, and what
+								 * this transaction has taken */
+	int64		own_token;		/* a live lease of the session, or 0 */
+} DlockLook;
 
 /*
  * A row of dlock.lease, deformed.  "values" point into "tuple".
@@ -279,6 +380,7 @@ typedef struct DlockObjects
 {
 	Oid			lease;
 	Oid			history;
+	Oid			definition;
 	Oid			token_seq;
 } DlockObjects;
 
@@ -296,6 +398,30 @@ typedef struct DlockDue
 	DlockKey	key;
 	DlockNanos	at;
 } DlockDue;
+
+/* A backend that waits, or a place for one. */
+typedef struct DlockWaiter
+{
+	dlist_node	node;			/* in the queue, by ticket */
+	bool		queued;
+	uint64		ticket;
+	DlockNanos	turn_since;		/* when it was told that it is its turn */
+	int			pid;
+	Latch	   *latch;
+	Oid			dboid;
+	Oid			relid;
+	uint64		namehash;
+	int			capacity;
+	bool		defined;
+	int64		session;
+	Oid			role;
+	TimestampTz since;
+	TimestampTz gives_up_at;
+	int			namelen;
+	char		name[DLOCK_MAX_NAME + 1];
+	char		share[DLOCK_MAX_SHARE + 1];
+	char		owner[DLOCK_MAX_TEXT + 1];
+} DlockWaiter;
 
 /* What a reaper says when it leaves. */
 typedef enum DlockReaperReport
@@ -317,13 +443,20 @@ typedef struct DlockReaperSlot
 
 typedef struct DlockControl
 {
+	void	   *area;			/* of the map, in place */
 	int			dsa_tranche;
 	int			hash_tranche;
+	LWLock	   *queue_lock;		/* protects the waiters and their order */
+	dlist_head	queue;			/* by ticket */
+	uint64		next_ticket;
+	pg_atomic_uint32 waiting;	/* length of the queue */
+	DlockWaiter *waiters;		/* one a backend */
 	dshash_table_handle leases; /* by token */
 	dshash_table_handle locks;	/* by hash of the name */
 	dshash_table_handle databases;
 	pg_atomic_uint64 entries;	/* leases in the map, over ones too */
 	pg_atomic_uint64 over;		/* of these, how many may be freed */
+	pg_atomic_uint64 numbers;	/* of databases, given so far */
 	pg_atomic_uint64 highest_token; /* of all databases, since the start */
 
 	slock_t		mutex;			/* protects the rest */
@@ -354,7 +487,8 @@ extern bool DlockFindObjects(DlockObjects *objects);
 extern void DlockRequirePreloaded(void);
 extern void DlockRequireWritable(const char *what);
 extern void DlockRaiseTokens(DlockDatabase *db, const DlockObjects *objects);
-extern void DlockCount(DlockDatabase *db, int counter);
+extern void DlockCount(DlockDatabase *db, int counter, uint64 n);
+extern void DlockNoteToken(int64 token);
 extern const char *DlockExtensionVersion(Oid *extension, Oid *owner);
 
 /* ---- tag.c: the heavyweight locks -------------------------------------- */
@@ -380,6 +514,7 @@ extern void DlockRowSetNull(DlockRow *row, int att);
 extern void DlockRowSetText(DlockRow *row, int att, const char *text);
 extern void DlockStoreRow(Relation rel, DlockRow *row);
 extern bool DlockRowIsStale(const DlockRow *row);
+extern bool DlockLockIsStale(Relation rel, const char *name, int namelen);
 extern int64 DlockNextToken(Oid token_seq);
 extern Datum DlockIntervalDatum(int64 usecs);
 extern int64 DlockIntervalMicros(const Interval *interval);
@@ -395,34 +530,87 @@ extern void DlockRecordEnd(Oid history, const DlockRow *row, const DlockLease *l
 						   const char *ended_by, TimestampTz ended_at);
 extern int	DlockPruneHistory(Oid history, TimestampTz before, int limit);
 
-/* ---- live.c: the map of deadlines; knows no tables --------------------- */
+/* ---- definition.c: a lock's own defaults ------------------------------- */
 
-extern Size DlockLiveShmemSize(void);
-extern void DlockLiveShmemInit(void *place);
+extern void DlockFindDefinition(const DlockObjects *objects, const char *name,
+								int namelen, DlockDefinition *definition);
+extern void DlockReadDefinition(Relation rel, HeapTuple tuple,
+								DlockDefinition *definition);
+
+/* ---- map.c: the hash tables in shared memory --------------------------- */
+
+extern Size DlockMapShmemSize(void);
+extern void DlockMapShmemInit(void *place);
+extern void DlockMapKey(DlockKey *key, const DlockDatabase *db, int64 id);
+extern DlockLive *DlockMapFind(const DlockKey *key, bool exclusive);
+extern DlockLive *DlockMapFirst(const DlockDatabase *db, uint64 namehash);
+extern DlockLive *DlockMapNext(DlockLive *live);
+extern DlockLive *DlockMapAt(dsa_pointer pointer);
+extern void DlockMapRelease(void);
+extern void DlockMapScan(bool (*visit) (DlockLive *live, void *arg), void *arg);
+extern DlockLive *DlockMapInsert(DlockDatabase *db, int64 id,
+								 const DlockRequest *request, int slot);
+extern void DlockMapSweep(void);
+extern void DlockMapPurge(DlockDatabase *db);
+extern DlockDatabase *DlockMapDatabase(Oid relid);
+extern DlockDatabase **DlockMapDatabases(int *n);
+
+/* ---- live.c: who is alive; knows no tables ----------------------------- */
+
 extern DlockNanos DlockNow(void);
-extern DlockDatabase *DlockLiveDatabase(Oid relid);
+extern uint64 DlockLiveWord(DlockLive *live, DlockNanos now);
+extern bool DlockLiveIsGarbage(DlockLive *live, DlockNanos now);
 extern bool DlockLiveFind(DlockDatabase *db, int64 token, DlockLease *lease);
 extern void DlockLiveLook(DlockDatabase *db, const DlockRequest *request,
-						  bool count_refusal, DlockLook *look);
+						  DlockLook *look);
+extern void DlockLiveCountRefusal(DlockDatabase *db, const DlockRequest *request);
+extern int	DlockLiveBlockers(DlockDatabase *db, const DlockRequest *request,
+							  DlockBlocker *blockers, int max);
 extern int	DlockLiveHolders(DlockDatabase *db, const char *name, int namelen,
 							 int64 *tokens, int max);
 extern int	DlockLiveTokens(DlockDatabase *db, bool due, int64 *tokens, int max);
-extern bool DlockLiveHeartbeat(DlockDatabase *db, int64 token, Oid role,
+extern int	DlockLiveDues(DlockDue *dues, int max);
+extern bool DlockLiveDeadline(const DlockKey *key, DlockNanos *at);
+extern bool DlockLiveHeartbeat(DlockDatabase *db, int64 id, Oid role,
 							   Oid *other_role);
-extern DlockLive *DlockLiveInsert(DlockDatabase *db, int64 token,
-								  const DlockRequest *request, int slot,
-								  Oid role, int pid);
-extern DlockLive *DlockLivePin(DlockDatabase *db, int64 token);
+extern DlockLive *DlockLivePin(DlockDatabase *db, int64 id);
 extern void DlockLiveUnpin(DlockLive *live);
 extern void DlockLiveStart(DlockLive *live, DlockNanos rests_until, DlockNanos deadline);
 extern void DlockLiveRenew(DlockLive *live, DlockNanos ttl);
 extern void DlockLiveRevoke(DlockLive *live, DlockNanos deadline);
-extern void DlockLiveEnd(DlockLive *live, bool rests);
-extern void DlockLiveSweep(void);
-extern void DlockLivePurge(Oid dboid, Oid keep_relid);
-extern int	DlockLiveDues(DlockDue *dues, int max);
-extern bool DlockLiveDeadline(const DlockKey *key, DlockNanos *at);
-extern DlockDatabase **DlockLiveDatabases(int *n);
+extern void DlockLiveEnd(DlockLive *live, DlockState rest, DlockNanos rests_until);
+extern void DlockLiveTellSession(DlockLive *live);
+
+/* ---- session.c --------------------------------------------------------- */
+
+extern int64 DlockSessionOpen(const char *owner, int64 ttl, bool connected);
+extern bool DlockSessionHeartbeat(int64 id, int64 **lost, int *nlost);
+extern bool DlockSessionFind(DlockDatabase *db, int64 id, DlockSession *session);
+extern int	DlockSessionLeases(DlockDatabase *db, int64 id, int64 *tokens, int max,
+							   bool lost);
+extern void DlockSessionAdopt(DlockDatabase *db, const DlockSession *session);
+extern void DlockSessionEnd(DlockLive *session, DlockOutcome outcome);
+
+/* ---- queue.c: who waits ------------------------------------------------ */
+
+extern Size DlockQueueShmemSize(void);
+extern void DlockQueueShmemInit(void *place);
+extern void DlockQueueJoin(DlockDatabase *db, const DlockRequest *request);
+extern void DlockQueueLeave(bool granted);
+extern bool DlockQueueAhead(DlockDatabase *db, const DlockRequest *request,
+							DlockObstacles *obstacles, DlockNanos *changes_at);
+extern void DlockQueueWake(const DlockKey *key, uint64 namehash);
+extern void DlockQueueWakeAll(const DlockKey *key);
+extern bool DlockQueueHasWaiters(DlockDatabase *db, const char *name);
+extern void DlockQueueLooks(void);
+extern void DlockQueueSleep(DlockNanos until);
+extern DlockWaiter *DlockQueueCopy(DlockDatabase *db, int *n);
+extern bool DlockWaitersExclude(const DlockWaiter *earlier, const DlockWaiter *later);
+
+/* ---- deadlock.c: waits that would never end ---------------------------- */
+
+extern void DlockWaiterRequest(const DlockWaiter *waiter, DlockRequest *request);
+extern void DlockCheckDeadlock(DlockDatabase *db);
 
 /* ---- pending.c: what a transaction owes memory ------------------------- */
 
@@ -430,26 +618,60 @@ typedef struct DlockPending DlockPending;
 
 extern void DlockPendingInit(void);
 extern DlockPending *DlockPendingReserve(DlockDatabase *db);
-extern void DlockPendingGrant(DlockPending *pending, DlockLive *live);
-extern void DlockPendingEnd(DlockPending *pending, int64 token,
-							DlockOutcome outcome, bool flush,
-							XLogRecPtr wal_before);
-extern void DlockPendingGuard(DlockPending *pending, int64 token);
-extern void DlockPendingTtl(DlockPending *pending, int64 token, int64 ttl);
-extern void DlockPendingRevoke(DlockPending *pending, int64 token,
-							   int64 grace);
+extern void DlockPendingGrant(DlockPending *note, DlockLive *live);
+extern void DlockPendingEnd(DlockPending *note, int64 token, DlockOutcome outcome,
+							int64 delay, bool flush, XLogRecPtr wal_before,
+							const char *log);
+extern void DlockPendingGuard(DlockPending *note, int64 token);
+extern void DlockPendingTtl(DlockPending *note, int64 token, int64 ttl);
+extern void DlockPendingRevoke(DlockPending *note, int64 token, int64 grace);
+extern void DlockPendingFlush(DlockPending *note);
+extern void DlockPendingSessionEnd(DlockPending *note, int64 session);
 
-/* ---- rules.c: grant, end, guard ---------------------------------------- */
+/* ---- grant.c: how a lease is got, and waited for ------------------------ */
+
+extern int64 DlockAcquire(DlockRequest *request, bool between);
+extern bool DlockAcquireAll(const DlockRequest *request, const char *const *names,
+							int n, int64 *tokens);
+
+/* ---- rules.c: what is done to a lease by its token ---------------------- */
 
 extern bool DlockMayUse(Oid role);
-extern int64 DlockGrant(const DlockRequest *request);
+extern const char *DlockDescribeMe(void);
+pg_noreturn extern void DlockDenyLease(int64 token);
+pg_noreturn extern void DlockDenySession(int64 id);
+pg_noreturn extern void DlockStaleSnapshot(const char *name);
+extern void DlockNotify(const char *event, const DlockRow *row);
+extern void DlockCloseLease(DlockDatabase *db, const DlockObjects *objects,
+							DlockRow *row, DlockOutcome outcome, const char *result);
+extern bool DlockHoldAgain(int64 token);
 extern bool DlockEnd(int64 token, DlockOutcome outcome, const char *result);
+extern bool DlockReleaseOnce(int64 token, const char *result);
 extern bool DlockRevokeLater(int64 token, const char *why, int64 grace);
 extern bool DlockSetTtl(int64 token, int64 ttl);
 extern void DlockGuard(int64 token);
+extern int	DlockSessionClose(int64 id);
+
+/* ---- adopt.c: the map from the table, and idle rows out of it ----------- */
+
 extern void DlockAdopt(DlockDatabase *db, const DlockObjects *objects);
 extern int	DlockPruneIdle(const DlockObjects *objects, int limit);
-extern const char *DlockDescribeMe(void);
+
+/* ---- args.c: arguments of SQL-callable functions ------------------------ */
+
+extern const char *DlockArgText(FunctionCallInfo fcinfo, int arg,
+								const char *argname, int max);
+extern const char *DlockArgName(FunctionCallInfo fcinfo, int arg);
+extern int64 DlockArgSpan(FunctionCallInfo fcinfo, int arg, const char *argname,
+						  int64 min, int64 max, int64 otherwise);
+extern void DlockCheckName(const char *name);
+extern int64 DlockArgSession(FunctionCallInfo fcinfo, int arg);
+extern int64 DlockArgId(FunctionCallInfo fcinfo, int arg);
+extern bool DlockArgFlag(FunctionCallInfo fcinfo, int arg);
+extern int	DlockArgCapacity(FunctionCallInfo fcinfo, int arg);
+extern const char *DlockArgShare(FunctionCallInfo fcinfo, int arg);
+
+#define DLOCK_MAX_SPAN	((int64) dlock_max_ttl * USECS_PER_SEC)
 
 /* ---- launcher.c, reaper.c ---------------------------------------------- */
 

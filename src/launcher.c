@@ -235,7 +235,7 @@ ListDatabases(void)
 
 	StartTransactionCommand();
 	(void) GetTransactionSnapshot();
-	dbs = DlockLiveDatabases(&n);
+	dbs = DlockMapDatabases(&n);
 	rel = table_open(DatabaseRelationId, AccessShareLock);
 	scan = systable_beginscan(rel, InvalidOid, false, NULL, 0, NULL);
 	while (HeapTupleIsValid(tuple = systable_getnext(scan)))
@@ -264,7 +264,7 @@ ListDatabases(void)
 	for (int i = 0; i < n; i++)
 	{
 		if (dbs[i])
-			DlockLivePurge(dbs[i]->key.dboid, InvalidOid);
+			DlockMapPurge(dbs[i]);
 	}
 	CommitTransactionCommand();
 
@@ -481,12 +481,12 @@ DlockLauncherMain(Datum arg)
 		if (now >= next_list)
 		{
 			ListDatabases();
-			DlockLiveSweep();
+			DlockMapSweep();
 			next_list = now + dlock_worker_naptime * DLOCK_NS_PER_MS;
 		}
 		over = pg_atomic_read_u64(&DlockShared->over);
 		if (over > SWEEP_MIN && over > pg_atomic_read_u64(&DlockShared->entries) / 2)
-			DlockLiveSweep();
+			DlockMapSweep();
 
 		DrainRing();
 		PopDue(now);

@@ -114,21 +114,54 @@ DlockStoreRow(Relation rel, DlockRow *row)
 	heap_freetuple(tuple);
 }
 
+/* Does this transaction keep one snapshot over many statements? */
+static bool
+KeepsSnapshot(void)
+{
+	return IsolationUsesXactSnapshot() && IsTransactionBlock();
+}
+
+/* Is the snapshot that it keeps older than this version of a row? */
+static bool
+TupleIsStale(HeapTuple tuple)
+{
+	TransactionId xmin = HeapTupleHeaderGetXmin(tuple->t_data);
+
+	return TransactionIdIsNormal(xmin) &&
+		!TransactionIdIsCurrentTransactionId(xmin) &&
+		XidInMVCCSnapshot(xmin, GetTransactionSnapshot());
+}
+
 /*
- * Is this transaction's snapshot older than the row's last change, so that it
- * would work on the data of before its turn?  Only a transaction block that
- * keeps one snapshot can be.
+ * Is this transaction's snapshot older than the lease's last change, so that
+ * it would work on the data of before its turn?
  */
 bool
 DlockRowIsStale(const DlockRow *row)
 {
-	TransactionId xmin = HeapTupleHeaderGetXmin(row->tuple->t_data);
+	return KeepsSnapshot() && TupleIsStale(row->tuple);
+}
 
-	return IsolationUsesXactSnapshot() &&
-		IsTransactionBlock() &&
-		TransactionIdIsNormal(xmin) &&
-		!TransactionIdIsCurrentTransactionId(xmin) &&
-		XidInMVCCSnapshot(xmin, GetTransactionSnapshot());
+/* The same for a lock: the last change of any of its leases. */
+bool
+DlockLockIsStale(Relation rel, const char *name, int namelen)
+{
+	SysScanDesc scan;
+	ScanKeyData key;
+	HeapTuple	tuple;
+	bool		result = false;
+
+	if (!KeepsSnapshot())
+		return false;
+
+	ScanKeyInit(&key, Anum_lease_name, BTEqualStrategyNumber, F_TEXTEQ,
+				PointerGetDatum(cstring_to_text_with_len(name, namelen)));
+	scan = systable_beginscan(rel, RelationGetPrimaryKeyIndex(rel, false), true,
+							  SnapshotSelf, 1, &key);
+	while (!result && HeapTupleIsValid(tuple = systable_getnext(scan)))
+		result = TupleIsStale(tuple);
+	systable_endscan(scan);
+	return result;
 }
 
 /*

@@ -1,143 +1,25 @@
 /*-------------------------------------------------------------------------
  *
  * live.c
- *	  The map of deadlines: who is alive.  Knows no tables.
- *
- * Three hash tables in one dynamic shared area:
- *
- *	  leases		token -> DlockLive
- *	  locks			hash of the name -> chain of the DlockLives of that lock
- *	  databases		database -> DlockDatabase, never removed
+ *	  Who is alive: deadlines in shared memory.  Knows no tables.
  *
  * A lease is alive or dead by its "word" alone, which only changes by compare
- * and exchange: a heartbeat that meets an expiry either renewed before it or
- * finds the lease dead.  Whoever sees that a deadline has passed makes that
- * final before telling anybody.
+ * and exchange while it is alive: a heartbeat that meets an expiry either
+ * renewed before it or finds the lease dead.  Whoever sees that a deadline has
+ * passed makes that final before telling anybody.
  *
- * An entry may be used under its partition's lock, or by a transaction that
- * has pinned it; it is found by its token alone to be pinned.  It is freed by
- * whoever deletes its token, once it is over and unpinned, in this order: out
- * of "leases", so that nobody can pin it any more; out of its lock's chain;
- * freed.
+ * A lease of a session has no deadline of its own: it is alive as long as the
+ * session is.
  *
  *-------------------------------------------------------------------------
  */
 #include "dlock.h"
 
+#include <limits.h>
 #include <time.h>
 
 #include "miscadmin.h"
-#include "storage/ipc.h"
-#include "utils/memutils.h"
 #include "utils/timestamp.h"
-
-/* The part of the area that is there from the start. */
-#define LIVE_AREA_SIZE	((Size) 256 * 1024)
-
-/* Slots that a look for a free one tells apart. */
-#define LOOK_SLOTS		1024
-
-/* How many entries a sweep takes out between two locks. */
-#define SWEEP_BATCH		256
-
-typedef struct LeaseEntry
-{
-	DlockKey	key;
-	dsa_pointer live;
-} LeaseEntry;
-
-typedef struct LockEntry
-{
-	DlockKey	key;			/* id is the hash of the name */
-	dsa_pointer first;
-} LockEntry;
-
-typedef struct DatabaseEntry
-{
-	DlockKey	key;			/* id is 0 */
-	dsa_pointer database;
-} DatabaseEntry;
-
-/* This backend's view of the area; NULL until the first use. */
-static dsa_area *area = NULL;
-static dshash_table *leases = NULL;
-static dshash_table *locks = NULL;
-static dshash_table *databases = NULL;
-
-Size
-DlockLiveShmemSize(void)
-{
-	return MAXALIGN(LIVE_AREA_SIZE);
-}
-
-static void *
-AreaPlace(void)
-{
-	return (char *) DlockShared + MAXALIGN(sizeof(DlockControl));
-}
-
-/*
- * Create the area in place, in the postmaster, as the statistics system does:
- * the postmaster can make no segments, so the empty tables have to fit.
- */
-void
-DlockLiveShmemInit(void *place)
-{
-	const dshash_parameters lease_params =
-		DLOCK_HASH_PARAMETERS(DlockKey, LeaseEntry, DlockShared->hash_tranche);
-	const dshash_parameters lock_params =
-		DLOCK_HASH_PARAMETERS(DlockKey, LockEntry, DlockShared->hash_tranche);
-	const dshash_parameters database_params =
-		DLOCK_HASH_PARAMETERS(DlockKey, DatabaseEntry, DlockShared->hash_tranche);
-	dsa_area   *dsa;
-	dshash_table *table;
-
-	dsa = dsa_create_in_place(place, LIVE_AREA_SIZE, DlockShared->dsa_tranche, NULL);
-	dsa_pin(dsa);
-	dsa_set_size_limit(dsa, LIVE_AREA_SIZE);
-
-	table = dshash_create(dsa, &lease_params, NULL);
-	DlockShared->leases = dshash_get_hash_table_handle(table);
-	dshash_detach(table);
-	table = dshash_create(dsa, &lock_params, NULL);
-	DlockShared->locks = dshash_get_hash_table_handle(table);
-	dshash_detach(table);
-	table = dshash_create(dsa, &database_params, NULL);
-	DlockShared->databases = dshash_get_hash_table_handle(table);
-	dshash_detach(table);
-
-	dsa_set_size_limit(dsa, (size_t) -1);
-	dsa_detach(dsa);
-}
-
-/* Attach this process to the area, once. */
-static void
-Attach(void)
-{
-	const dshash_parameters lease_params =
-		DLOCK_HASH_PARAMETERS(DlockKey, LeaseEntry, DlockShared->hash_tranche);
-	const dshash_parameters lock_params =
-		DLOCK_HASH_PARAMETERS(DlockKey, LockEntry, DlockShared->hash_tranche);
-	const dshash_parameters database_params =
-		DLOCK_HASH_PARAMETERS(DlockKey, DatabaseEntry, DlockShared->hash_tranche);
-	MemoryContext old;
-
-	if (databases != NULL)
-		return;
-
-	old = MemoryContextSwitchTo(TopMemoryContext);
-	if (area == NULL)
-	{
-		area = dsa_attach_in_place(AreaPlace(), NULL);
-		dsa_pin_mapping(area);
-	}
-	if (leases == NULL)
-		leases = dshash_attach(area, &lease_params, DlockShared->leases, NULL);
-	if (locks == NULL)
-		locks = dshash_attach(area, &lock_params, DlockShared->locks, NULL);
-	databases = dshash_attach(area, &database_params, DlockShared->databases, NULL);
-	MemoryContextSwitchTo(old);
-}
 
 /* The monotonic clock: no step of the wall clock moves it. */
 DlockNanos
@@ -149,170 +31,139 @@ DlockNow(void)
 	return (DlockNanos) ts.tv_sec * UINT64CONST(1000000000) + ts.tv_nsec;
 }
 
-static void
-SetKey(DlockKey *key, Oid dboid, Oid relid, int64 id)
-{
-	memset(key, 0, sizeof(*key));
-	key->dboid = dboid;
-	key->relid = relid;
-	key->id = id;
-}
-
-static inline DlockLive *
-LiveAt(dsa_pointer dp)
-{
-	return dsa_get_address(area, dp);
-}
-
-/*
- * What is shared about this database, made when it isn't there.
- */
-DlockDatabase *
-DlockLiveDatabase(Oid relid)
-{
-	DlockKey	key;
-	DatabaseEntry *entry;
-	dsa_pointer fresh;
-	dsa_pointer dp;
-	DlockDatabase *db;
-	bool		found;
-
-	Attach();
-	SetKey(&key, MyDatabaseId, relid, 0);
-
-	entry = dshash_find(databases, &key, false);
-	if (entry != NULL)
-	{
-		dp = entry->database;
-		dshash_release_lock(databases, entry);
-		return dsa_get_address(area, dp);
-	}
-
-	/* made whole before anybody can see it */
-	fresh = dsa_allocate0(area, sizeof(DlockDatabase));
-	db = dsa_get_address(area, fresh);
-	db->key = key;
-	pg_atomic_init_u32(&db->adopted, 0);
-	pg_atomic_init_u32(&db->raised, 0);
-	pg_atomic_init_u32(&db->gone, 0);
-	pg_atomic_init_u64(&db->held, 0);
-	for (int i = 0; i < DLOCK_NUM_COUNTERS; i++)
-		pg_atomic_init_u64(&db->counters[i], 0);
-	SpinLockInit(&db->mutex);
-
-	entry = dshash_find_or_insert(databases, &key, &found);
-	if (!found)
-		entry->database = fresh;
-	dp = entry->database;
-	dshash_release_lock(databases, entry);
-	if (found)
-		dsa_free(area, fresh);
-
-	return dsa_get_address(area, dp);
-}
-
-/* All of them, gone ones left out; palloc'd. */
-DlockDatabase **
-DlockLiveDatabases(int *n)
-{
-	dshash_seq_status status;
-	DatabaseEntry *entry;
-	dsa_pointer *pointers;
-	DlockDatabase **result;
-	int			max = 64;
-	int			count;
-
-	Attach();
-
-	/* nothing may be allocated under a partition's lock: guess, and retry */
-	for (;;)
-	{
-		pointers = palloc_array(dsa_pointer, max);
-		count = 0;
-		dshash_seq_init(&status, databases, false);
-		while ((entry = dshash_seq_next(&status)) != NULL)
-		{
-			if (count < max)
-				pointers[count] = entry->database;
-			count++;
-		}
-		dshash_seq_term(&status);
-		if (count <= max)
-			break;
-		pfree(pointers);
-		max = count + 64;
-	}
-
-	result = palloc_array(DlockDatabase *, count);
-	*n = 0;
-	for (int i = 0; i < count; i++)
-	{
-		DlockDatabase *db = dsa_get_address(area, pointers[i]);
-
-		if (pg_atomic_read_u32(&db->gone) == 0)
-			result[(*n)++] = db;
-	}
-	return result;
-}
-
-/*
- * The word of a lease as of "now".  A deadline that has passed is made final
- * first, so that what one process was told no other can undo.
- */
-static uint64
-LiveWord(DlockLive *live, DlockNanos now)
-{
-	uint64		word = pg_atomic_read_u64(&live->word);
-
-	while (word > DLOCK_WORD_PENDING &&
-		   (word & ~DLOCK_WORD_REVOKING) <= now)
-	{
-		if (pg_atomic_compare_exchange_u64(&live->word, &word, DLOCK_WORD_DEAD))
-			return DLOCK_WORD_DEAD;
-	}
-	return word;
-}
-
 static inline bool
 WordIsAlive(uint64 word)
 {
 	return word >= DLOCK_WORD_PENDING;
 }
 
-/* Over, at rest no more, and needed by nobody. */
-static bool
-LiveIsGarbage(DlockLive *live, DlockNanos now)
+static inline bool
+WordIsDeadline(uint64 word)
 {
-	return pg_atomic_read_u64(&live->word) == DLOCK_WORD_ENDED &&
+	return word > DLOCK_WORD_CONNECTED;
+}
+
+static inline DlockNanos
+Deadline(uint64 word)
+{
+	return word & ~DLOCK_WORD_REVOKING;
+}
+
+/*
+ * The word of a lease or session as of "now": a deadline that has passed is
+ * made final first, so that what one process was told no other can undo.  A
+ * lease of a session has the session's word, while that is alive.
+ */
+uint64
+DlockLiveWord(DlockLive *live, DlockNanos now)
+{
+	uint64		word = pg_atomic_read_u64(&live->word);
+
+	for (;;)
+	{
+		if (word == DLOCK_WORD_SESSION)
+		{
+			DlockLive  *session = DlockMapAt(live->session);
+			uint64		of_session = DlockLiveWord(session, now);
+
+			if (WordIsAlive(of_session))
+				return of_session;
+			pg_atomic_write_u64(&live->died_at,
+								pg_atomic_read_u64(&session->died_at));
+		}
+		else if (WordIsDeadline(word) && Deadline(word) <= now)
+			pg_atomic_write_u64(&live->died_at, Deadline(word));
+		else
+			return word;
+
+		if (pg_atomic_compare_exchange_u64(&live->word, &word, DLOCK_WORD_DEAD))
+			return DLOCK_WORD_DEAD;
+	}
+}
+
+/*
+ * Until when does a lock rest after this lease, 0 when it does not: for what
+ * is left of min_hold, and after a lease that died, for the takeover delay.
+ */
+static DlockNanos
+RestsUntil(DlockLive *live, uint64 word, DlockState *kind)
+{
+	DlockNanos	until = pg_atomic_read_u64(&live->rests_until);
+
+	*kind = pg_atomic_read_u32(&live->rest_kind);
+	if (word == DLOCK_WORD_DEAD && live->takeover_delay > 0)
+	{
+		DlockLive  *session = DlockMapAt(live->session);
+		DlockNanos	delayed = pg_atomic_read_u64(&live->died_at) + live->takeover_delay;
+
+		if (delayed > until &&
+			(session == NULL || pg_atomic_read_u32(&session->outcome) != DLOCK_RELEASED))
+		{
+			*kind = DLOCK_STATE_DELAYED;
+			return delayed;
+		}
+	}
+	return until;
+}
+
+/*
+ * Over, at rest no more, and needed by nobody: not by a transaction, nor by a
+ * session that has to be told, nor (a session) by its leases.
+ */
+bool
+DlockLiveIsGarbage(DlockLive *live, DlockNanos now)
+{
+	uint64		word = DlockLiveWord(live, now);
+	DlockLive  *session = DlockMapAt(live->session);
+
+	if (pg_atomic_read_u32(&live->pins) > 0)
+		return false;
+	if (live->key.id < 0)
+		return !WordIsAlive(word) && !DsaPointerIsValid(live->session_next);
+	return word == DLOCK_WORD_ENDED &&
 		pg_atomic_read_u64(&live->rests_until) <= now &&
-		pg_atomic_read_u32(&live->pins) == 0;
+		(session == NULL || pg_atomic_read_u32(&live->lost) != 1 ||
+		 !WordIsAlive(DlockLiveWord(session, now)));
+}
+
+/* Has this transaction ended the lease? */
+static inline bool
+EndedByMe(DlockLive *live)
+{
+	return pg_atomic_read_u32(&live->ender) == (uint32) MyProcPid;
 }
 
 /* Copy an entry out, under its partition's lock. */
 static void
 CopyLease(DlockLive *live, DlockNanos now, DlockLease *lease)
 {
-	uint64		word = LiveWord(live, now);
-	DlockNanos	rests_until = pg_atomic_read_u64(&live->rests_until);
+	uint64		word = DlockLiveWord(live, now);
 	DlockNanos	ttl = pg_atomic_read_u64(&live->ttl);
+	DlockLive  *session = DlockMapAt(live->session);
 	DlockNanos	until = 0;
+	DlockState	rest_kind;
+	DlockNanos	rests_until = RestsUntil(live, word, &rest_kind);
 
-	if (word == DLOCK_WORD_PENDING)
+	if (session != NULL && !(word & DLOCK_WORD_REVOKING))
+		ttl = pg_atomic_read_u64(&session->ttl);
+
+	if (word == DLOCK_WORD_PENDING || word == DLOCK_WORD_CONNECTED)
 	{
-		lease->state = DLOCK_STATE_PENDING;
+		lease->state = word == DLOCK_WORD_PENDING ?
+			DLOCK_STATE_PENDING : DLOCK_STATE_HELD;
 		until = now + ttl;
 	}
-	else if (word > DLOCK_WORD_PENDING)
+	else if (WordIsDeadline(word))
 	{
 		lease->state = (word & DLOCK_WORD_REVOKING) ?
 			DLOCK_STATE_REVOKING : DLOCK_STATE_HELD;
-		until = word & ~DLOCK_WORD_REVOKING;
+		until = Deadline(word);
 	}
 	else if (word == DLOCK_WORD_DEAD)
 		lease->state = DLOCK_STATE_EXPIRED;
 	else if (rests_until > now)
 	{
-		lease->state = pg_atomic_read_u32(&live->rest_kind);
+		lease->state = rest_kind;
 		until = rests_until;
 	}
 	else
@@ -323,15 +174,21 @@ CopyLease(DlockLive *live, DlockNanos now, DlockLease *lease)
 		(until - now + DLOCK_NS_PER_US - 1) / DLOCK_NS_PER_US : 0;
 	lease->since_heartbeat = lease->state == DLOCK_STATE_HELD && now + ttl > until ?
 		(now + ttl - until) / DLOCK_NS_PER_US : 0;
+	lease->dead_for = word == DLOCK_WORD_DEAD ?
+		(now - Min(now, pg_atomic_read_u64(&live->died_at))) / DLOCK_NS_PER_US : 0;
 
 	lease->token = live->key.id;
 	lease->ttl = ttl / DLOCK_NS_PER_US;
+	lease->session = session ? -session->key.id : 0;
+	lease->session_outcome = session ?
+		pg_atomic_read_u32(&session->outcome) : DLOCK_EXPIRED;
 	lease->role = live->role;
 	lease->pid = live->pid;
 	lease->slot = live->slot;
 	lease->capacity = live->capacity;
-	lease->ended_by_me = pg_atomic_read_u32(&live->ender) == (uint32) MyProcPid;
-	lease->heartbeats = pg_atomic_read_u64(&live->heartbeats);
+	lease->ended_by_me = EndedByMe(live);
+	lease->heartbeats = pg_atomic_read_u64(session && !(word & DLOCK_WORD_REVOKING) ?
+										   &session->heartbeats : &live->heartbeats);
 	lease->refused = pg_atomic_read_u64(&live->refused);
 	lease->last_refused_at = pg_atomic_read_u64(&live->last_refused_at);
 	memcpy(lease->name, live->name, live->namelen);
@@ -346,16 +203,23 @@ bool
 DlockLiveFind(DlockDatabase *db, int64 token, DlockLease *lease)
 {
 	DlockKey	key;
-	LeaseEntry *entry;
+	DlockLive  *live;
 
-	SetKey(&key, db->key.dboid, db->key.relid, token);
-	entry = dshash_find(leases, &key, false);
-	if (entry == NULL)
+	if (token <= 0)
 		return false;
-	CopyLease(LiveAt(entry->live), DlockNow(), lease);
-	dshash_release_lock(leases, entry);
+	DlockMapKey(&key, db, token);
+	live = DlockMapFind(&key, false);
+	if (live == NULL)
+		return false;
+	CopyLease(live, DlockNow(), lease);
+	DlockMapRelease();
 	return true;
 }
+
+/* ----------
+ * Looking at a lock
+ * ----------
+ */
 
 /* Is this entry of the lock with this name, not of one whose hash is equal? */
 static inline bool
@@ -364,60 +228,210 @@ HasName(const DlockLive *live, const char *name, int namelen)
 	return live->namelen == namelen && memcmp(live->name, name, namelen) == 0;
 }
 
+/* Are both in the same share group? */
+static inline bool
+SharesWith(const DlockLive *live, const DlockRequest *request)
+{
+	return request->share != NULL &&
+		live->sharelen == strlen(request->share) &&
+		memcmp(live->name + live->namelen, request->share, live->sharelen) == 0;
+}
+
+static void
+AddObstacle(DlockObstacles *obstacles, const DlockLive *live,
+			const DlockRequest *request)
+{
+	if (live->sharelen > 0 || request->share != NULL)
+		obstacles->exclusive = true;
+	obstacles->count++;
+	obstacles->min_capacity = Min(obstacles->min_capacity, live->capacity);
+}
+
 /*
- * Look at a lock as somebody who asks for it: is a conflicting lease alive,
- * and if not, which slot is to be taken?  With "count_refusal", conflicting
- * leases count that they were refused to somebody.
+ * Does anything here conflict with the request: is it alive, at rest, or dead
+ * under a claim (*dead is false), or dead and to be ended first (true)?
  *
  * What this transaction itself has ended is over already.
  */
-void
-DlockLiveLook(DlockDatabase *db, const DlockRequest *request,
-			  bool count_refusal, DlockLook *look)
+static bool
+Conflicts(DlockLive *live, const DlockRequest *request, DlockNanos now,
+		  uint64 *word, DlockNanos *rests_until, bool *dead)
 {
-	DlockKey	key;
-	LockEntry  *lock;
-	dsa_pointer dp;
+	DlockState	kind;
+
+	*dead = false;
+	*word = DlockLiveWord(live, now);
+	if (EndedByMe(live))
+		*word = DLOCK_WORD_ENDED;
+	*rests_until = WordIsAlive(*word) ? 0 : RestsUntil(live, *word, &kind);
+	if (SharesWith(live, request))
+		return false;
+	if (WordIsAlive(*word) || *rests_until > now)
+		return true;
+	if (*word != DLOCK_WORD_DEAD)
+		return false;
+	*dead = pg_atomic_read_u32(&live->pins) == 0 ||
+		pg_atomic_read_u32(&live->by_worker) != 0;
+	return true;
+}
+
+/*
+ * Look at a lock as somebody who asks for it.  Waiters are not looked at.
+ */
+void
+DlockLiveLook(DlockDatabase *db, const DlockRequest *request, DlockLook *look)
+{
+	uint64		used[16] = {0}; /* a bit for each of the first slots */
+	int			max_slot = -1;
 	DlockNanos	now = DlockNow();
-	TimestampTz wall = count_refusal ? GetCurrentTimestamp() : 0;
+	DlockLive  *first;
 
-	look->busy = false;
-	look->slot = 0;
-	look->claimed = false;
+	memset(&look->alive, 0, sizeof(look->alive));
+	memset(&look->dead, 0, sizeof(look->dead));
+	memset(&look->own, 0, sizeof(look->own));
+	look->alive.min_capacity = INT_MAX;
+	look->dead.min_capacity = INT_MAX;
+	look->own.min_capacity = INT_MAX;
+	look->changes_at = PG_UINT64_MAX;
+	look->free_slot = 0;
+	look->uncommitted = -1;
+	look->own_token = 0;
 
-	SetKey(&key, db->key.dboid, db->key.relid,
-		   (int64) DlockHashName(request->name, request->namelen));
-	lock = dshash_find(locks, &key, false);
-	if (lock == NULL)
+	first = DlockMapFirst(db, DlockHashName(request->name, request->namelen));
+	if (first == NULL)
 		return;
-
-	for (dp = lock->first; DsaPointerIsValid(dp); dp = LiveAt(dp)->next)
+	for (DlockLive *live = first; live != NULL; live = DlockMapNext(live))
 	{
-		DlockLive  *live = LiveAt(dp);
 		uint64		word;
+		DlockNanos	rests_until;
+		bool		dead;
+		bool		own;
+		uint32		ender;
 
 		if (!HasName(live, request->name, request->namelen))
 			continue;
 
-		word = LiveWord(live, now);
-		if (pg_atomic_read_u32(&live->ender) == (uint32) MyProcPid)
-			word = DLOCK_WORD_ENDED;
-		if (WordIsAlive(word) || pg_atomic_read_u64(&live->rests_until) > now)
+		own = request->session != 0 && DsaPointerIsValid(live->session) &&
+			DlockMapAt(live->session)->key.id == -request->session;
+
+		if (!Conflicts(live, request, now, &word, &rests_until, &dead))
 		{
-			look->busy = true;
-			if (count_refusal)
-			{
-				pg_atomic_fetch_add_u64(&live->refused, 1);
-				pg_atomic_write_u64(&live->last_refused_at, (uint64) wall);
-			}
+			if (WordIsAlive(word) && own)
+				look->own_token = live->key.id;
 		}
-		else if (word == DLOCK_WORD_DEAD &&
-				 pg_atomic_read_u32(&live->pins) > 0 &&
-				 pg_atomic_read_u32(&live->by_worker) == 0)
-			look->claimed = true;
+		else if (dead)
+		{
+			if (look->dead.count < DLOCK_LOOK_DEAD)
+			{
+				look->dead_tokens[look->dead.count] = live->key.id;
+				look->dead_slots[look->dead.count] = live->slot;
+			}
+			AddObstacle(&look->dead, live, request);
+		}
+		else
+		{
+			AddObstacle(&look->alive, live, request);
+			if (WordIsAlive(word) && own)
+				look->own_token = live->key.id;
+			if ((WordIsAlive(word) && own) ||
+				(word == DLOCK_WORD_PENDING && live->pid == MyProcPid))
+				AddObstacle(&look->own, live, request);
+			if (WordIsDeadline(word))
+				look->changes_at = Min(look->changes_at, Deadline(word));
+			if (rests_until > now)
+				look->changes_at = Min(look->changes_at, rests_until);
+
+			ender = pg_atomic_read_u32(&live->ender);
+			if (word == DLOCK_WORD_PENDING || ender != 0 ||
+				(word == DLOCK_WORD_DEAD && rests_until <= now))
+				look->uncommitted = live->slot;
+		}
+
+		/* a slot is free when its lease has ended for everybody */
+		if (pg_atomic_read_u64(&live->word) != DLOCK_WORD_ENDED && !EndedByMe(live))
+		{
+			if (live->slot < 64 * lengthof(used))
+				used[live->slot / 64] |= UINT64CONST(1) << (live->slot % 64);
+			max_slot = Max(max_slot, live->slot);
+		}
 	}
-	dshash_release_lock(locks, lock);
+	DlockMapRelease();
+
+	if (look->alive.count != 1)
+		look->uncommitted = -1;
+
+	while (look->free_slot < 64 * lengthof(used) &&
+		   (used[look->free_slot / 64] & (UINT64CONST(1) << (look->free_slot % 64))))
+		look->free_slot++;
+	if (look->free_slot == 64 * lengthof(used))
+		look->free_slot = Max(max_slot + 1, look->free_slot);
 }
+
+/* The leases in the way of a request count that they were refused to it. */
+void
+DlockLiveCountRefusal(DlockDatabase *db, const DlockRequest *request)
+{
+	DlockNanos	now = DlockNow();
+	TimestampTz wall = GetCurrentTimestamp();
+	DlockLive  *first = DlockMapFirst(db, DlockHashName(request->name, request->namelen));
+
+	if (first == NULL)
+		return;
+	for (DlockLive *live = first; live != NULL; live = DlockMapNext(live))
+	{
+		uint64		word;
+		DlockNanos	rests_until;
+		bool		dead;
+
+		if (HasName(live, request->name, request->namelen) &&
+			Conflicts(live, request, now, &word, &rests_until, &dead))
+		{
+			pg_atomic_fetch_add_u64(&live->refused, 1);
+			pg_atomic_write_u64(&live->last_refused_at, (uint64) wall);
+		}
+	}
+	DlockMapRelease();
+}
+
+/*
+ * The leases in the way of a request, up to "max", dead ones too; returns how
+ * many.
+ */
+int
+DlockLiveBlockers(DlockDatabase *db, const DlockRequest *request,
+				  DlockBlocker *blockers, int max)
+{
+	DlockNanos	now = DlockNow();
+	int			n = 0;
+	DlockLive  *first = DlockMapFirst(db, DlockHashName(request->name, request->namelen));
+
+	if (first == NULL)
+		return 0;
+	for (DlockLive *live = first; live != NULL && n < max; live = DlockMapNext(live))
+	{
+		DlockLive  *session = DlockMapAt(live->session);
+		uint64		word;
+		DlockNanos	rests_until;
+		bool		dead;
+
+		if (!HasName(live, request->name, request->namelen) ||
+			!Conflicts(live, request, now, &word, &rests_until, &dead))
+			continue;
+		blockers[n].token = live->key.id;
+		blockers[n].session = session ? -session->key.id : 0;
+		blockers[n].pid = live->pid;
+		blockers[n].ender = (int) pg_atomic_read_u32(&live->ender);
+		blockers[n].slot = live->slot;
+		blockers[n++].pending = (word == DLOCK_WORD_PENDING);
+	}
+	DlockMapRelease();
+	return n;
+}
+
+/* ----------
+ * Lists of tokens and deadlines
+ * ----------
+ */
 
 /*
  * Tokens of a name's leases that are not over, up to "max"; returns how many.
@@ -426,26 +440,42 @@ int
 DlockLiveHolders(DlockDatabase *db, const char *name, int namelen,
 				 int64 *tokens, int max)
 {
-	DlockKey	key;
-	LockEntry  *lock;
-	dsa_pointer dp;
 	DlockNanos	now = DlockNow();
 	int			n = 0;
+	DlockLive  *first = DlockMapFirst(db, DlockHashName(name, namelen));
 
-	SetKey(&key, db->key.dboid, db->key.relid,
-		   (int64) DlockHashName(name, namelen));
-	lock = dshash_find(locks, &key, false);
-	if (lock == NULL)
+	if (first == NULL)
 		return 0;
-	for (dp = lock->first; DsaPointerIsValid(dp); dp = LiveAt(dp)->next)
+	for (DlockLive *live = first; live != NULL && n < max; live = DlockMapNext(live))
 	{
-		DlockLive  *live = LiveAt(dp);
-
-		if (HasName(live, name, namelen) && !LiveIsGarbage(live, now) && n < max)
+		if (HasName(live, name, namelen) && !DlockLiveIsGarbage(live, now))
 			tokens[n++] = live->key.id;
 	}
-	dshash_release_lock(locks, lock);
+	DlockMapRelease();
 	return n;
+}
+
+typedef struct TokenList
+{
+	DlockDatabase *db;
+	bool		due;
+	DlockNanos	now;
+	int64	   *tokens;
+	int			max;
+	int			n;
+} TokenList;
+
+static bool
+AddToken(DlockLive *live, void *arg)
+{
+	TokenList  *list = arg;
+
+	if (live->key.id > 0 && live->key.dboid == list->db->key.dboid &&
+		live->key.relid == list->db->key.relid &&
+		(list->due ? DlockLiveWord(live, list->now) == DLOCK_WORD_DEAD :
+		 !DlockLiveIsGarbage(live, list->now)))
+		list->tokens[list->n++] = live->key.id;
+	return list->n < list->max;
 }
 
 /*
@@ -455,24 +485,32 @@ DlockLiveHolders(DlockDatabase *db, const char *name, int namelen,
 int
 DlockLiveTokens(DlockDatabase *db, bool due, int64 *tokens, int max)
 {
-	dshash_seq_status status;
-	LeaseEntry *entry;
-	DlockNanos	now = DlockNow();
-	int			n = 0;
+	TokenList	list = {db, due, DlockNow(), tokens, max, 0};
 
-	dshash_seq_init(&status, leases, false);
-	while (n < max && (entry = dshash_seq_next(&status)) != NULL)
+	if (max > 0)
+		DlockMapScan(AddToken, &list);
+	return list.n;
+}
+
+typedef struct DueList
+{
+	DlockDue   *dues;
+	int			max;
+	int			n;
+} DueList;
+
+static bool
+AddDue(DlockLive *live, void *arg)
+{
+	DueList    *list = arg;
+	uint64		word = pg_atomic_read_u64(&live->word);
+
+	if (WordIsDeadline(word) || (word == DLOCK_WORD_DEAD && live->key.id > 0))
 	{
-		DlockLive  *live;
-
-		if (entry->key.dboid != db->key.dboid || entry->key.relid != db->key.relid)
-			continue;
-		live = LiveAt(entry->live);
-		if (due ? LiveWord(live, now) == DLOCK_WORD_DEAD : !LiveIsGarbage(live, now))
-			tokens[n++] = live->key.id;
+		list->dues[list->n].key = live->key;
+		list->dues[list->n++].at = Deadline(word);
 	}
-	dshash_seq_term(&status);
-	return n;
+	return list->n < list->max;
 }
 
 /*
@@ -482,402 +520,124 @@ DlockLiveTokens(DlockDatabase *db, bool due, int64 *tokens, int max)
 int
 DlockLiveDues(DlockDue *dues, int max)
 {
-	dshash_seq_status status;
-	LeaseEntry *entry;
-	int			n = 0;
+	DueList		list = {dues, max, 0};
 
-	Attach();
-	dshash_seq_init(&status, leases, false);
-	while (n < max && (entry = dshash_seq_next(&status)) != NULL)
-	{
-		uint64		word = pg_atomic_read_u64(&LiveAt(entry->live)->word);
-
-		if (word == DLOCK_WORD_ENDED || word == DLOCK_WORD_PENDING)
-			continue;
-		dues[n].key = entry->key;
-		dues[n++].at = word & ~DLOCK_WORD_REVOKING;
-	}
-	dshash_seq_term(&status);
-	return n;
+	DlockMapScan(AddDue, &list);
+	return list.n;
 }
 
 /*
- * The deadline of a lease, 0 when it is dead; false when it is over or its
- * grant has not committed, so that there is nothing to wait for.
+ * The deadline of a lease or session, 0 when it is dead; false when there is
+ * nothing to wait for: it is over, or its grant has not committed.
  */
 bool
 DlockLiveDeadline(const DlockKey *key, DlockNanos *at)
 {
-	LeaseEntry *entry;
+	DlockLive  *live = DlockMapFind(key, false);
 	uint64		word;
 
-	Attach();
-	entry = dshash_find(leases, key, false);
-	if (entry == NULL)
+	if (live == NULL)
 		return false;
-	word = LiveWord(LiveAt(entry->live), DlockNow());
-	dshash_release_lock(leases, entry);
-	*at = word & ~DLOCK_WORD_REVOKING;
-	return word != DLOCK_WORD_ENDED && word != DLOCK_WORD_PENDING;
+	word = DlockLiveWord(live, DlockNow());
+	DlockMapRelease();
+	*at = Deadline(word);
+	return word == DLOCK_WORD_DEAD || WordIsDeadline(word) ||
+		(word == DLOCK_WORD_ENDED && key->id < 0);
 }
 
+/* ----------
+ * Changes
+ * ----------
+ */
+
 /*
- * Renew the lease with this token from now on, if it belongs to "role".  When
- * it belongs to another, *other_role says to whom and nothing is done.
+ * Renew a lease, or a session, from now on, if it belongs to "role".  When it
+ * belongs to another, *other_role says to whom and nothing is done.  A lease
+ * of a session renews the session.
  *
  * False: it is lost, or it is being revoked, and no heartbeat will ever renew
- * it again.  True for a pending lease, whose time has not begun.
+ * it again.  True for a pending lease, whose time has not begun, and for one
+ * that lives with a connection.
  */
 bool
-DlockLiveHeartbeat(DlockDatabase *db, int64 token, Oid role, Oid *other_role)
+DlockLiveHeartbeat(DlockDatabase *db, int64 id, Oid role, Oid *other_role)
 {
 	DlockKey	key;
-	LeaseEntry *entry;
 	DlockLive  *live;
-	uint64		word;
+	DlockLive  *clock;			/* whose word it is that counts */
 	bool		result = false;
 
 	*other_role = InvalidOid;
-
-	SetKey(&key, db->key.dboid, db->key.relid, token);
-	entry = dshash_find(leases, &key, false);
-	if (entry == NULL)
+	DlockMapKey(&key, db, id);
+	live = DlockMapFind(&key, false);
+	if (live == NULL)
 		return false;
-
-	live = LiveAt(entry->live);
-	if (live->role != role)
-	{
-		*other_role = live->role;
-		dshash_release_lock(leases, entry);
-		return false;
-	}
 
 	for (;;)
 	{
 		DlockNanos	now = DlockNow();
+		uint64		word = DlockLiveWord(live, now);
 		uint64		renewed;
 
-		word = LiveWord(live, now);
-		if (word == DLOCK_WORD_PENDING)
+		if (!WordIsAlive(word) || (word & DLOCK_WORD_REVOKING) || EndedByMe(live))
+			break;
+		if (live->role != role)
+		{
+			*other_role = live->role;
+			break;
+		}
+		if (!WordIsDeadline(word))
 		{
 			result = true;
 			break;
 		}
-		if (!WordIsAlive(word) || (word & DLOCK_WORD_REVOKING))
-			break;
 
-		renewed = now + pg_atomic_read_u64(&live->ttl);
-		if (!pg_atomic_compare_exchange_u64(&live->word, &word, renewed))
+		clock = pg_atomic_read_u64(&live->word) == DLOCK_WORD_SESSION ?
+			DlockMapAt(live->session) : live;
+		renewed = now + pg_atomic_read_u64(&clock->ttl);
+		if (!pg_atomic_compare_exchange_u64(&clock->word, &word, renewed))
 			continue;			/* another heartbeat, or an end */
 
 		/*
 		 * We may have slept between the clock and the exchange.  Past the old
-		 * deadline the lease was lost.
+		 * deadline it was lost, unless another heartbeat has renewed it since
+		 * and said so.
 		 */
 		if (DlockNow() >= word)
 		{
-			(void) pg_atomic_compare_exchange_u64(&live->word, &renewed,
-												  DLOCK_WORD_DEAD);
-			break;
+			pg_atomic_write_u64(&clock->died_at, word);
+			if (pg_atomic_compare_exchange_u64(&clock->word, &renewed, DLOCK_WORD_DEAD))
+				break;
+			continue;
 		}
-		pg_atomic_fetch_add_u64(&live->heartbeats, 1);
+		pg_atomic_fetch_add_u64(&clock->heartbeats, 1);
 		result = true;
 		break;
 	}
-	dshash_release_lock(leases, entry);
+	DlockMapRelease();
 	return result;
 }
 
 /*
- * Unlink and free an entry that is no longer among "leases".
- */
-static void
-FreeLive(dsa_pointer dp)
-{
-	DlockLive  *live = LiveAt(dp);
-	DlockKey	key;
-	LockEntry  *lock;
-
-	SetKey(&key, live->key.dboid, live->key.relid, (int64) live->namehash);
-	lock = dshash_find(locks, &key, true);
-	if (lock != NULL)
-	{
-		dsa_pointer *link = &lock->first;
-
-		while (DsaPointerIsValid(*link) && *link != dp)
-			link = &LiveAt(*link)->next;
-		if (DsaPointerIsValid(*link))
-			*link = live->next;
-
-		if (DsaPointerIsValid(lock->first))
-			dshash_release_lock(locks, lock);
-		else
-			dshash_delete_entry(locks, lock);
-	}
-	dsa_free(area, dp);
-	pg_atomic_fetch_sub_u64(&DlockShared->entries, 1);
-	pg_atomic_fetch_sub_u64(&DlockShared->over, 1);
-}
-
-/* Free the entry with this key, if it is garbage. */
-static void
-FreeIfGarbage(const DlockKey *key)
-{
-	LeaseEntry *entry = dshash_find(leases, key, true);
-	dsa_pointer dp;
-
-	if (entry == NULL)
-		return;
-	dp = entry->live;
-	if (!LiveIsGarbage(LiveAt(dp), DlockNow()))
-	{
-		dshash_release_lock(leases, entry);
-		return;
-	}
-	dshash_delete_entry(leases, entry);
-	FreeLive(dp);
-}
-
-/*
- * Free the garbage of one name, so that a name that is taken again and again
- * needs no sweeper.
- */
-static void
-FreeGarbageOf(const DlockKey *lockkey)
-{
-	DlockKey	garbage[4];
-	int			n = 0;
-	DlockNanos	now = DlockNow();
-	LockEntry  *lock = dshash_find(locks, lockkey, false);
-	dsa_pointer dp;
-
-	if (lock == NULL)
-		return;
-	for (dp = lock->first;
-		 DsaPointerIsValid(dp) && n < lengthof(garbage);
-		 dp = LiveAt(dp)->next)
-	{
-		if (LiveIsGarbage(LiveAt(dp), now))
-			garbage[n++] = LiveAt(dp)->key;
-	}
-	dshash_release_lock(locks, lock);
-
-	for (int i = 0; i < n; i++)
-		FreeIfGarbage(&garbage[i]);
-}
-
-/*
- * Take entries out of the map: all garbage, or (with "dboid") all that belongs
- * to a database but not to the table keep_relid, alive or not, as it was
- * dropped.
- */
-static void
-SweepEntries(Oid dboid, Oid keep_relid)
-{
-	dsa_pointer batch[SWEEP_BATCH];
-	int			n;
-
-	Attach();
-	do
-	{
-		dshash_seq_status status;
-		LeaseEntry *entry;
-		DlockNanos	now = DlockNow();
-
-		n = 0;
-		dshash_seq_init(&status, leases, true);
-		while (n < SWEEP_BATCH && (entry = dshash_seq_next(&status)) != NULL)
-		{
-			DlockLive  *live = LiveAt(entry->live);
-			bool		drop;
-
-			if (OidIsValid(dboid))
-				drop = live->key.dboid == dboid &&
-					live->key.relid != keep_relid &&
-					pg_atomic_read_u32(&live->pins) == 0;
-			else
-				drop = LiveIsGarbage(live, now);
-			if (!drop)
-				continue;
-
-			if (pg_atomic_exchange_u64(&live->word, DLOCK_WORD_ENDED) != DLOCK_WORD_ENDED)
-				pg_atomic_fetch_add_u64(&DlockShared->over, 1);
-			batch[n++] = entry->live;
-			dshash_delete_current(&status);
-		}
-		dshash_seq_term(&status);
-
-		for (int i = 0; i < n; i++)
-			FreeLive(batch[i]);
-	} while (n == SWEEP_BATCH);
-}
-
-void
-DlockLiveSweep(void)
-{
-	SweepEntries(InvalidOid, InvalidOid);
-}
-
-/*
- * Forget all about a database but what belongs to the table keep_relid: it or
- * its extension was dropped.
- */
-void
-DlockLivePurge(Oid dboid, Oid keep_relid)
-{
-	DlockDatabase **dbs;
-	int			n;
-
-	dbs = DlockLiveDatabases(&n);
-	for (int i = 0; i < n; i++)
-	{
-		if (dbs[i]->key.dboid == dboid && dbs[i]->key.relid != keep_relid)
-		{
-			pg_atomic_write_u32(&dbs[i]->gone, 1);
-			SweepEntries(dboid, keep_relid);
-		}
-	}
-	pfree(dbs);
-}
-
-/*
- * Add a pending lease.  With "token" there already, as in an adoption that is
- * done again, returns NULL and changes nothing.
+ * Pin an entry for the rest of the transaction, or NULL when the map does not
+ * have it.  Who pins, unpins.
  *
- * The entry comes pinned, for the transaction that has to start it.  Raises
- * 53200 when the map is full, having changed nothing.
+ * What a callback will need of it, its session too, is mapped into this
+ * process when this returns.
  */
 DlockLive *
-DlockLiveInsert(DlockDatabase *db, int64 token, const DlockRequest *request,
-				int slot, Oid role, int pid)
-{
-	DlockKey	lockkey;
-	LeaseEntry *entry;
-	LockEntry  *lock;
-	dsa_pointer dp;
-	DlockLive  *live;
-	bool		found;
-
-	SetKey(&lockkey, db->key.dboid, db->key.relid,
-		   (int64) DlockHashName(request->name, request->namelen));
-	FreeGarbageOf(&lockkey);
-
-	if (pg_atomic_fetch_add_u64(&DlockShared->entries, 1) >= (uint64) dlock_max_leases)
-	{
-		pg_atomic_fetch_sub_u64(&DlockShared->entries, 1);
-		if (pg_atomic_read_u64(&DlockShared->over) > 0)
-			DlockLiveSweep();	/* for when the launcher is not there to do it */
-		if (pg_atomic_fetch_add_u64(&DlockShared->entries, 1) >= (uint64) dlock_max_leases)
-		{
-			pg_atomic_fetch_sub_u64(&DlockShared->entries, 1);
-			ereport(ERROR,
-					(errcode(ERRCODE_OUT_OF_MEMORY),
-					 errmsg("too many leases are held"),
-					 errdetail("The server holds as many as \"%s\" allows, %d.",
-							   "dlock.max_leases", dlock_max_leases),
-					 errhint("You might need to increase \"%s\".",
-							 "dlock.max_leases")));
-		}
-	}
-
-	dp = dsa_allocate_extended(area, offsetof(DlockLive, name) + request->namelen,
-							   DSA_ALLOC_NO_OOM);
-	if (!DsaPointerIsValid(dp))
-	{
-		pg_atomic_fetch_sub_u64(&DlockShared->entries, 1);
-		ereport(ERROR,
-				(errcode(ERRCODE_OUT_OF_MEMORY),
-				 errmsg("out of shared memory"),
-				 errhint("You might need to decrease \"%s\", or to give the machine more shared memory.",
-						 "dlock.max_leases")));
-	}
-	live = LiveAt(dp);
-	SetKey(&live->key, db->key.dboid, db->key.relid, token);
-	live->namehash = (uint64) lockkey.id;
-	live->self = dp;
-	live->next = InvalidDsaPointer;
-	pg_atomic_init_u64(&live->word, DLOCK_WORD_PENDING);
-	pg_atomic_init_u64(&live->rests_until, 0);
-	pg_atomic_init_u64(&live->ttl, request->ttl * DLOCK_NS_PER_US);
-	pg_atomic_init_u64(&live->heartbeats, 0);
-	pg_atomic_init_u64(&live->refused, 0);
-	pg_atomic_init_u64(&live->last_refused_at, 0);
-	pg_atomic_init_u32(&live->pins, 1);
-	pg_atomic_init_u32(&live->ender, 0);
-	pg_atomic_init_u32(&live->by_worker, 0);
-	pg_atomic_init_u32(&live->rest_kind, DLOCK_STATE_MIN_HOLD);
-	live->min_hold = request->min_hold * DLOCK_NS_PER_US;
-	live->role = role;
-	live->pid = pid;
-	live->slot = slot;
-	live->capacity = request->capacity;
-	live->namelen = request->namelen;
-	memcpy(live->name, request->name, request->namelen);
-
-	/*
-	 * Among the tokens first, then into the chain, where rivals look.  An
-	 * entry that didn't get into the chain for want of memory is left to the
-	 * sweeper: a table's partition is still locked when its error arrives.
-	 */
-	PG_TRY();
-	{
-		entry = dshash_find_or_insert(leases, &live->key, &found);
-	}
-	PG_CATCH();
-	{
-		dsa_free(area, dp);
-		pg_atomic_fetch_sub_u64(&DlockShared->entries, 1);
-		PG_RE_THROW();
-	}
-	PG_END_TRY();
-	if (!found)
-		entry->live = dp;
-	dshash_release_lock(leases, entry);
-	if (found)
-	{
-		dsa_free(area, dp);
-		pg_atomic_fetch_sub_u64(&DlockShared->entries, 1);
-		return NULL;
-	}
-
-	PG_TRY();
-	{
-		lock = dshash_find_or_insert(locks, &lockkey, &found);
-	}
-	PG_CATCH();
-	{
-		DlockLiveEnd(live, false);
-		DlockLiveUnpin(live);
-		PG_RE_THROW();
-	}
-	PG_END_TRY();
-	if (!found)
-		lock->first = InvalidDsaPointer;
-	live->next = lock->first;
-	lock->first = dp;
-	dshash_release_lock(locks, lock);
-
-	return live;
-}
-
-/*
- * Pin the lease with this token for the rest of the transaction, or NULL when
- * the map does not have it.  pending.c alone pins, and unpins.
- */
-DlockLive *
-DlockLivePin(DlockDatabase *db, int64 token)
+DlockLivePin(DlockDatabase *db, int64 id)
 {
 	DlockKey	key;
-	LeaseEntry *entry;
 	DlockLive  *live;
 
-	SetKey(&key, db->key.dboid, db->key.relid, token);
-	entry = dshash_find(leases, &key, false);
-	if (entry == NULL)
+	DlockMapKey(&key, db, id);
+	live = DlockMapFind(&key, false);
+	if (live == NULL)
 		return NULL;
-	live = LiveAt(entry->live);
+	(void) DlockMapAt(live->session);
 	pg_atomic_fetch_add_u32(&live->pins, 1);
-	dshash_release_lock(leases, entry);
+	DlockMapRelease();
 	return live;
 }
 
@@ -898,7 +658,8 @@ DlockLiveStart(DlockLive *live, DlockNanos rests_until, DlockNanos deadline)
 {
 	pg_atomic_write_u64(&live->rests_until, rests_until);
 	pg_write_barrier();
-	pg_atomic_write_u64(&live->word, deadline);
+	pg_atomic_write_u64(&live->word, DsaPointerIsValid(live->session) ?
+						DLOCK_WORD_SESSION : deadline);
 }
 
 /* A new TTL has committed; it counts from now, if the lease is not lost. */
@@ -906,40 +667,62 @@ void
 DlockLiveRenew(DlockLive *live, DlockNanos ttl)
 {
 	DlockNanos	now = DlockNow();
-	uint64		word = LiveWord(live, now);
+	uint64		word = DlockLiveWord(live, now);
 
 	pg_atomic_write_u64(&live->ttl, ttl);
-	while (word > DLOCK_WORD_PENDING && !(word & DLOCK_WORD_REVOKING))
+	while (WordIsDeadline(word) && !(word & DLOCK_WORD_REVOKING))
 	{
 		if (pg_atomic_compare_exchange_u64(&live->word, &word, now + ttl))
 			break;
 	}
 }
 
+/* The session of a lease is to be told that it lost it. */
+void
+DlockLiveTellSession(DlockLive *live)
+{
+	uint32		no = 0;
+
+	if (DsaPointerIsValid(live->session) &&
+		pg_atomic_compare_exchange_u32(&live->lost, &no, 1))
+		pg_atomic_fetch_add_u32(&DlockMapAt(live->session)->lost, 1);
+}
+
 /* A revocation has committed: the lease has until the deadline, no longer. */
 void
 DlockLiveRevoke(DlockLive *live, DlockNanos deadline)
 {
-	uint64		word = LiveWord(live, DlockNow());
+	uint64		word;
 
-	while (word > DLOCK_WORD_PENDING)
+	(void) DlockLiveWord(live, DlockNow());
+	word = pg_atomic_read_u64(&live->word);
+	while (WordIsAlive(word) && word != DLOCK_WORD_PENDING)
 	{
 		if (pg_atomic_compare_exchange_u64(&live->word, &word,
 										   deadline | DLOCK_WORD_REVOKING))
+		{
+			DlockLiveTellSession(live);
 			break;
+		}
 	}
 }
 
 /*
  * The lease is over, by a committed end or by the rollback of its grant.  The
- * lock then rests for what is left of min_hold, if it "rests" at all.
+ * lock then rests as "rest" says (DLOCK_STATE_OVER: not at all), until what
+ * is left of min_hold has passed or, if that is later, "rests_until".
  */
 void
-DlockLiveEnd(DlockLive *live, bool rests)
+DlockLiveEnd(DlockLive *live, DlockState rest, DlockNanos rests_until)
 {
-	if (!rests)
+	if (rest == DLOCK_STATE_OVER)
 		pg_atomic_write_u64(&live->rests_until, 0);
+	else if (rests_until > pg_atomic_read_u64(&live->rests_until))
+	{
+		pg_atomic_write_u64(&live->rests_until, rests_until);
+		pg_atomic_write_u32(&live->rest_kind, rest);
+	}
 	pg_write_barrier();
-	pg_atomic_write_u64(&live->word, DLOCK_WORD_ENDED);
-	pg_atomic_fetch_add_u64(&DlockShared->over, 1);
+	if (pg_atomic_exchange_u64(&live->word, DLOCK_WORD_ENDED) != DLOCK_WORD_ENDED)
+		pg_atomic_fetch_add_u64(&DlockShared->over, 1);
 }

@@ -21,15 +21,17 @@
 #include "miscadmin.h"
 #include "utils/guc.h"
 #include "utils/memutils.h"
+#include "utils/resowner.h"
 
 typedef enum PendingKind
 {
-	PENDING_NOTHING,			/* reserved only */
+	PENDING_NOTHING,
 	PENDING_GRANT,
 	PENDING_END,
 	PENDING_GUARD,
 	PENDING_TTL,
-	PENDING_REVOKE
+	PENDING_REVOKE,
+	PENDING_SESSION_END
 } PendingKind;
 
 struct DlockPending
@@ -39,13 +41,22 @@ struct DlockPending
 	SubTransactionId subid;
 	DlockDatabase *db;
 	DlockLive  *live;			/* pinned; NULL when the map has no entry */
-	DlockNanos	span;			/* PENDING_TTL, PENDING_REVOKE: ns */
+	DlockKey	key;			/* of the entry, for after it is unpinned */
+	uint64		namehash;
+	DlockNanos	span;			/* ns: a TTL, a time of grace, a delay */
 	DlockOutcome outcome;		/* PENDING_END */
 	bool		flush;			/* the commit must be durable */
+	const char *log;			/* what to log about it, or NULL */
 };
 
 /* This transaction's notes, oldest first; in TopTransactionContext. */
 static dlist_head notes = DLIST_STATIC_INIT(notes);
+
+/*
+ * Notes that are done with, but for the waiters that have to be woken when the
+ * transaction's locks are free: a waiter takes tags without waiting for them.
+ */
+static dlist_head wakes = DLIST_STATIC_INIT(wakes);
 
 /*
  * End of the WAL that this transaction has written, if it consists of nothing
@@ -56,12 +67,15 @@ static XLogRecPtr soft_wal_end = InvalidXLogRecPtr;
 static void DlockXactCallback(XactEvent event, void *arg);
 static void DlockSubXactCallback(SubXactEvent event, SubTransactionId mySubid,
 								 SubTransactionId parentSubid, void *arg);
+static void DlockReleaseCallback(ResourceReleasePhase phase, bool isCommit,
+								 bool isTopLevel, void *arg);
 
 void
 DlockPendingInit(void)
 {
 	RegisterXactCallback(DlockXactCallback, NULL);
 	RegisterSubXactCallback(DlockSubXactCallback, NULL);
+	RegisterResourceReleaseCallback(DlockReleaseCallback, NULL);
 }
 
 /*
@@ -79,11 +93,17 @@ DlockPendingReserve(DlockDatabase *db)
 	return note;
 }
 
+/* Fill in a note, with a pinned entry or none. */
 static void
 AddNote(DlockPending *note, PendingKind kind, DlockLive *live)
 {
 	note->kind = kind;
 	note->live = live;
+	if (live != NULL)
+	{
+		note->key = live->key;
+		note->namehash = live->namehash;
+	}
 	dlist_push_tail(&notes, &note->node);
 }
 
@@ -96,22 +116,28 @@ DlockPendingGrant(DlockPending *note, DlockLive *live)
 }
 
 /*
- * An end was written.  "flush": it must be durable when it is acknowledged.
- * Without, and if the transaction does nothing else, it may commit without
- * waiting for the disk: all that a crash can do then is to bring the lease
- * back for one TTL.  "wal_before" is where the transaction's WAL ended before
- * the call.
+ * An end was written.  After it the lock rests for "delay" µs.
+ *
+ * "flush": it must be durable when it is acknowledged.  Without, and if the
+ * transaction does nothing else, it may commit without waiting for the disk:
+ * all that a crash can do then is to bring the lease back for one TTL.
+ * "wal_before" is where the transaction's WAL ended before the call.
  */
 void
-DlockPendingEnd(DlockPending *note, int64 token, DlockOutcome outcome,
-				bool flush, XLogRecPtr wal_before)
+DlockPendingEnd(DlockPending *note, int64 token, DlockOutcome outcome, int64 delay,
+				bool flush, XLogRecPtr wal_before, const char *log)
 {
-	DlockLive  *live = DlockLivePin(note->db, token);
+	DlockLive  *live;
 
+	if (log != NULL)
+		note->log = MemoryContextStrdup(TopTransactionContext, log);
 	note->outcome = outcome;
+	note->span = delay * DLOCK_NS_PER_US;
 	note->flush = flush;
 	if (!flush && wal_before == soft_wal_end)
 		soft_wal_end = XactLastRecEnd;
+
+	live = DlockLivePin(note->db, token);
 	if (live != NULL)
 	{
 		pg_atomic_write_u32(&live->by_worker, DlockIsReaper ? 1 : 0);
@@ -145,6 +171,22 @@ DlockPendingRevoke(DlockPending *note, int64 token, int64 grace)
 	AddNote(note, PENDING_REVOKE, DlockLivePin(note->db, token));
 }
 
+/* Something was written that must be durable, and that memory need not know. */
+void
+DlockPendingFlush(DlockPending *note)
+{
+	note->flush = true;
+	AddNote(note, PENDING_NOTHING, NULL);
+}
+
+/* A session ends with this transaction. */
+void
+DlockPendingSessionEnd(DlockPending *note, int64 session)
+{
+	note->flush = true;
+	AddNote(note, PENDING_SESSION_END, DlockLivePin(note->db, -session));
+}
+
 /*
  * Set synchronous_commit for the rest of this transaction, as it is about to
  * commit.  Through the setting, as its assign hook has to see the change.
@@ -165,7 +207,13 @@ BeforeCommit(void)
 	bool		flush = false;
 
 	dlist_foreach(iter, &notes)
-		flush |= dlist_container(DlockPending, node, iter.cur)->flush;
+	{
+		DlockPending *note = dlist_container(DlockPending, node, iter.cur);
+
+		flush |= note->flush;
+		if (note->log != NULL)
+			ereport(LOG, (errmsg_internal("%s", note->log)));
+	}
 
 	if (flush)
 	{
@@ -179,52 +227,80 @@ BeforeCommit(void)
 		SetSynchronousCommit("off");
 }
 
+/*
+ * Is anything for a waiter in what became of this note's lease?  Then it is
+ * kept until the locks are free.
+ */
+static void
+Finish(DlockPending *note, bool changed)
+{
+	DlockLive  *live = note->live;
+
+	dlist_delete(&note->node);
+	if (live == NULL)
+		return;
+	if (live->key.id > 0 &&
+		(changed || pg_atomic_read_u64(&live->word) < DLOCK_WORD_PENDING))
+		dlist_push_tail(&wakes, &note->node);
+	DlockLiveUnpin(live);
+}
+
 /* Can neither fail nor allocate. */
 static void
 Commit(DlockPending *note)
 {
 	DlockLive  *live = note->live;
+	DlockNanos	now = DlockNow();
+	DlockNanos	deadline = 0;
+	bool		changed = false;
 
 	switch (note->kind)
 	{
 		case PENDING_GRANT:
-			{
-				DlockNanos	now = DlockNow();
-				DlockNanos	deadline = now + pg_atomic_read_u64(&live->ttl);
-
-				DlockLiveStart(live, live->min_hold ? now + live->min_hold : 0,
-							   deadline);
-				pg_atomic_fetch_add_u64(&note->db->held, 1);
-				DlockCount(note->db, DLOCK_COUNT_GRANTED);
-				DlockTellLauncher(&live->key, deadline);
-			}
+			deadline = now + pg_atomic_read_u64(&live->ttl);
+			DlockLiveStart(live, live->min_hold ? now + live->min_hold : 0, deadline);
+			pg_atomic_fetch_add_u64(&note->db->held, 1);
+			DlockCount(note->db, DLOCK_COUNT_GRANTED, 1);
+			if (DsaPointerIsValid(live->session))
+				deadline = 0;
 			break;
 		case PENDING_END:
 			pg_atomic_fetch_sub_u64(&note->db->held, 1);
-			DlockCount(note->db, DLOCK_COUNT_ENDED + note->outcome);
+			DlockCount(note->db, DLOCK_COUNT_ENDED + note->outcome, 1);
 			if (live == NULL)
 				break;
-			DlockLiveEnd(live, note->outcome != DLOCK_REVOKED);
+			if (note->outcome != DLOCK_RELEASED)
+				DlockLiveTellSession(live);
+			DlockLiveEnd(live, note->span > 0 ? DLOCK_STATE_DELAYED :
+						 note->outcome == DLOCK_REVOKED ? DLOCK_STATE_OVER :
+						 DLOCK_STATE_MIN_HOLD, now + note->span);
 			pg_atomic_write_u32(&live->ender, 0);
 			break;
 		case PENDING_TTL:
 			if (live == NULL)
 				break;
 			DlockLiveRenew(live, note->span);
-			DlockTellLauncher(&live->key, DlockNow() + note->span);
+			deadline = now + note->span;
+			changed = true;
 			break;
 		case PENDING_REVOKE:
 			if (live == NULL)
 				break;
-			DlockLiveRevoke(live, DlockNow() + note->span);
-			DlockTellLauncher(&live->key, DlockNow() + note->span);
+			deadline = now + note->span;
+			DlockLiveRevoke(live, deadline);
+			changed = true;
+			break;
+		case PENDING_SESSION_END:
+			if (live != NULL)
+				DlockSessionEnd(live, DLOCK_RELEASED);
 			break;
 		case PENDING_GUARD:
 		case PENDING_NOTHING:
 			break;
 	}
-	if (live != NULL)
-		DlockLiveUnpin(live);
+	if (deadline != 0)
+		DlockTellLauncher(&note->key, deadline);
+	Finish(note, changed);
 }
 
 /* Can neither fail nor allocate. */
@@ -233,13 +309,30 @@ Abort(DlockPending *note)
 {
 	DlockLive  *live = note->live;
 
-	if (live == NULL)
+	if (live != NULL)
+	{
+		if (note->kind == PENDING_GRANT)
+			DlockLiveEnd(live, DLOCK_STATE_OVER, 0);
+		else if (note->kind == PENDING_END)
+			pg_atomic_write_u32(&live->ender, 0);
+	}
+	Finish(note, false);
+}
+
+/* The locks are free: now the waiters can have them. */
+static void
+DlockReleaseCallback(ResourceReleasePhase phase, bool isCommit, bool isTopLevel,
+					 void *arg)
+{
+	if (phase != RESOURCE_RELEASE_AFTER_LOCKS)
 		return;
-	if (note->kind == PENDING_GRANT)
-		DlockLiveEnd(live, false);
-	else if (note->kind == PENDING_END)
-		pg_atomic_write_u32(&live->ender, 0);
-	DlockLiveUnpin(live);
+	while (!dlist_is_empty(&wakes))
+	{
+		DlockPending *note = dlist_container(DlockPending, node,
+											 dlist_pop_head_node(&wakes));
+
+		DlockQueueWake(&note->key, note->namehash);
+	}
 }
 
 static void
@@ -279,13 +372,11 @@ DlockXactCallback(XactEvent event, void *arg)
 		{
 			DlockPending *note = dlist_tail_element(DlockPending, node, &notes);
 
-			dlist_delete(&note->node);
 			Abort(note);
 		}
 	}
 
 	/* the memory goes with the transaction */
-	dlist_init(&notes);
 	soft_wal_end = InvalidXLogRecPtr;
 }
 
@@ -302,7 +393,6 @@ DlockSubXactCallback(SubXactEvent event, SubTransactionId mySubid,
 
 			if (note->subid != mySubid)
 				break;
-			dlist_delete(&note->node);
 			Abort(note);
 		}
 	}

@@ -12,7 +12,6 @@
 #include "dlock.h"
 
 #include "access/xact.h"
-#include "catalog/pg_extension.h"
 #include "libpq/pqsignal.h"
 #include "miscadmin.h"
 #include "pgstat.h"
@@ -24,6 +23,7 @@
 #include "utils/guc.h"
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
+#include "utils/syscache.h"
 #include "utils/timestamp.h"
 
 #define STAY_MAX			UINT64CONST(1000000000)	/* ns */
@@ -104,6 +104,41 @@ End(void)
 	CHECK_FOR_INTERRUPTS();
 }
 
+/* End one dead lease.  Where somebody waits, it is theirs to take over. */
+static bool
+ReapOne(int64 token)
+{
+	DlockLease	lease;
+
+	return DlockLiveFind(visited, token, &lease) &&
+		!DlockQueueHasWaiters(visited, lease.name) &&
+		DlockEnd(token, DLOCK_EXPIRED, NULL);
+}
+
+/*
+ * Free what the map has of tables of this database that were dropped, or whose
+ * creation was rolled back.  What an open transaction creates it has locked.
+ */
+static void
+PurgeDropped(void)
+{
+	DlockDatabase **dbs;
+	int			n;
+
+	dbs = DlockMapDatabases(&n);
+	for (int i = 0; i < n; i++)
+	{
+		Oid			relid = dbs[i]->key.relid;
+
+		if (dbs[i]->key.dboid != MyDatabaseId ||
+			!ConditionalLockRelationOid(relid, AccessShareLock))
+			continue;
+		if (!SearchSysCacheExists1(RELOID, ObjectIdGetDatum(relid)))
+			DlockMapPurge(dbs[i]);
+		UnlockRelationOid(relid, AccessShareLock);
+	}
+}
+
 /* End what is dead, delete what is old. */
 static DlockReaperReport
 Reap(DlockNanos until)
@@ -114,21 +149,18 @@ Reap(DlockNanos until)
 	int			n;
 	int			ended;
 	bool		more;
+	bool		here;
 
-	if (!Begin(&objects))
+	here = Begin(&objects);
+	PurgeDropped();
+	if (here)
 	{
-		/* nothing here, or not to be had now */
-		if (OidIsValid(objects.lease))
-			report = DLOCK_REAPER_BLOCKED;
-		else
-			DlockLivePurge(MyDatabaseId, InvalidOid);
-		End();
-		return report;
+		visited = DlockMapDatabase(objects.lease);
+		(void) DlockOpenDatabase(&objects);
 	}
-	visited = DlockLiveDatabase(objects.lease);
-	(void) DlockOpenDatabase(&objects);
-	DlockLivePurge(MyDatabaseId, objects.lease);
 	End();
+	if (!here)
+		return OidIsValid(objects.lease) ? DLOCK_REAPER_BLOCKED : DLOCK_REAPER_DONE;
 
 	do
 	{
@@ -136,7 +168,7 @@ Reap(DlockNanos until)
 		n = DlockLiveTokens(visited, true, tokens, ENDS_PER_SCAN);
 		for (int i = 0; i < n && DlockNow() < until; i++)
 		{
-			if (Begin(&objects) && DlockEnd(tokens[i], DLOCK_EXPIRED, NULL))
+			if (Begin(&objects) && ReapOne(tokens[i]))
 				ended++;
 			End();
 		}

@@ -1,41 +1,32 @@
 /*-------------------------------------------------------------------------
  *
  * rules.c
- *	  The rules of leases: grant, end, guard, and what follows from them.
+ *	  What is done to a lease by its token: end, revoke, guard, and so on.
  *
- * The only file that combines tags, rows, history, the map and the notes for
- * commit.  A call that changes nothing leaves no lock and no transaction id
- * behind.
+ * Each is the same steps: find the lease in the map, take its slot tag, look
+ * again, read its row, change that, and make a note for commit.  A call that
+ * changes nothing leaves no lock and no transaction id behind.
  *
  *-------------------------------------------------------------------------
  */
 #include "dlock.h"
 
-#include "access/genam.h"
-#include "access/htup_details.h"
 #include "access/table.h"
 #include "access/xact.h"
 #include "access/xlog.h"
-#include "catalog/indexing.h"
+#include "commands/async.h"
 #include "miscadmin.h"
-#include "pgstat.h"
 #include "postmaster/bgworker.h"
 #include "utils/acl.h"
 #include "utils/builtins.h"
 #include "utils/fmgrprotos.h"
 #include "utils/guc.h"
-#include "utils/memutils.h"
+#include "utils/json.h"
 #include "utils/rel.h"
-#include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
-/*
- * How long to try for the tag of a slot that nobody has a claim to: somebody
- * is between the end of a transaction and the release of its locks, or a
- * reaper is recording an end.
- */
-#define SETTLE_TRIES	1000
-#define SETTLE_PAUSE_MS 1
+/* How many leases a session ends in the transaction that closes it. */
+#define CLOSE_AT_ONCE	1000
 
 /* A lease whose slot tag this call has, and whose row it may write. */
 typedef struct Claim
@@ -58,6 +49,24 @@ DlockMayUse(Oid role)
 	return has_privs_of_role(GetUserId(), role);
 }
 
+void
+DlockDenyLease(int64 token)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+			 errmsg("permission denied for lease " INT64_FORMAT, token),
+			 errdetail("It belongs to another role.")));
+}
+
+void
+DlockDenySession(int64 id)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+			 errmsg("permission denied for session " INT64_FORMAT, id),
+			 errdetail("It belongs to another role.")));
+}
+
 /* Who is calling: the default owner, and what history says of who ended. */
 const char *
 DlockDescribeMe(void)
@@ -78,6 +87,39 @@ DlockDescribeMe(void)
 }
 
 /*
+ * The caller's snapshot is from before the lock's last change: it would work
+ * on the data of before its turn.
+ */
+void
+DlockStaleSnapshot(const char *name)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
+			 errmsg("could not use lock \"%s\" with a snapshot from before its last change",
+					name),
+			 errdetail("This transaction would not see what the previous holder did."),
+			 errhint("Acquire the lock in an earlier transaction, commit, and retry.")));
+}
+
+/*
+ * Tell those who listen to channel "dlock", at commit, what happened to a
+ * lock that is defined to do so.
+ */
+void
+DlockNotify(const char *event, const DlockRow *row)
+{
+	StringInfoData payload;
+
+	initStringInfo(&payload);
+	appendStringInfo(&payload, "{\"event\":\"%s\",\"name\":", event);
+	escape_json(&payload, TextDatumGetCString(DlockRowValue(row, Anum_lease_name)));
+	appendStringInfo(&payload, ",\"token\":" INT64_FORMAT ",\"owner\":", DlockRowToken(row));
+	escape_json(&payload, TextDatumGetCString(DlockRowValue(row, Anum_lease_owner)));
+	appendStringInfoChar(&payload, '}');
+	Async_Notify("dlock", payload.data);
+}
+
+/*
  * Find a lease by its token, take its slot tag, and read its row: the tag is
  * shared for a guard, and else exclusive.  A dead lease is claimed if "dead",
  * and a live one if not.  "wait" for transactions that have the tag.
@@ -86,22 +128,21 @@ DlockDescribeMe(void)
  * Raises 42501 when it belongs to another role, unless "any_role".
  */
 static bool
-ClaimLease(Claim *claim, int64 token, bool share, bool dead, bool wait, bool any_role)
+ClaimLease(Claim *claim, int64 token, const char *what, bool share, bool dead,
+		   bool wait, bool any_role)
 {
 	LOCKMODE	mode = share ? AccessShareLock : RowExclusiveLock;
 	DlockLease *lease = &claim->lease;
 
 	claim->db = DlockOpenDatabase(&claim->objects);
+	if (!share)
+		DlockRequireWritable(what);
 
-	if (!DlockLiveFind(claim->db, token, lease))
+	if (!DlockLiveFind(claim->db, token, lease) ||
+		(dead ? lease->state != DLOCK_STATE_EXPIRED : !DlockLeaseIsAlive(lease)))
 		return false;
 	if (!any_role && !DlockMayUse(lease->role))
-		ereport(ERROR,
-				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-				 errmsg("permission denied for lease " INT64_FORMAT, token),
-				 errdetail("It belongs to another role.")));
-	if (dead ? lease->state != DLOCK_STATE_EXPIRED : !DlockLeaseIsAlive(lease))
-		return false;
+		DlockDenyLease(token);
 
 	claim->namehash = DlockHashName(lease->name, strlen(lease->name));
 	claim->rel = table_open(claim->objects.lease, mode);
@@ -135,34 +176,49 @@ StoreClaim(Claim *claim)
 
 /*
  * A row's lease is over: its history, its note for commit, its line in the
- * log.  The caller changes the row, in the same transaction.
+ * log.  The caller, who has its slot tag, writes the row.
  *
- * "result" is that of a release, or why it was revoked.  What ends after
- * the grace of a revocation was revoked.
+ * "result" is that of a release, or why it was revoked.  What ends after the
+ * grace of a revocation was revoked; what ends after its session, ended as
+ * the session says.
  */
-static void
-CloseLease(DlockDatabase *db, const DlockObjects *objects, DlockRow *row,
-		   DlockOutcome outcome, const char *result)
+void
+DlockCloseLease(DlockDatabase *db, const DlockObjects *objects, DlockRow *row,
+				DlockOutcome outcome, const char *result)
 {
 	XLogRecPtr	wal_before = XactLastRecEnd;
 	int64		token = DlockRowToken(row);
+	const char *name = TextDatumGetCString(DlockRowValue(row, Anum_lease_name));
 	const char *ended_by = DlockDescribeMe();
+	const char *log = NULL;
 	DlockPending *note = DlockPendingReserve(db);
 	TimestampTz now = GetCurrentTimestamp();
+	TimestampTz rests_until = 0;
+	int64		delay = 0;
 	DlockLease	lease;
 	bool		known = DlockLiveFind(db, token, &lease);
+	DlockDefinition definition;
 
-	if (!DlockRowIsNull(row, Anum_lease_revoke_grace) &&
-		(outcome == DLOCK_EXPIRED || outcome == DLOCK_TAKEN_OVER))
+	DlockFindDefinition(objects, name, strlen(name), &definition);
+
+	if (outcome == DLOCK_EXPIRED || outcome == DLOCK_TAKEN_OVER)
 	{
-		outcome = DLOCK_REVOKED;
-		result = DlockRowIsNull(row, Anum_lease_revoke_why) ? NULL :
-			TextDatumGetCString(DlockRowValue(row, Anum_lease_revoke_why));
-		ended_by = TextDatumGetCString(DlockRowValue(row, Anum_lease_revoked_by));
+		if (!DlockRowIsNull(row, Anum_lease_revoke_grace))
+		{
+			outcome = DLOCK_REVOKED;
+			result = DlockRowIsNull(row, Anum_lease_revoke_why) ? NULL :
+				TextDatumGetCString(DlockRowValue(row, Anum_lease_revoke_why));
+			ended_by = TextDatumGetCString(DlockRowValue(row, Anum_lease_revoked_by));
+		}
+		else if (known && lease.session_outcome != DLOCK_EXPIRED)
+			outcome = lease.session_outcome;
 	}
 
-	DlockRecordEnd(objects->history, row, known ? &lease : NULL, outcome, result,
-				   ended_by, now);
+	if (definition.history)
+		DlockRecordEnd(objects->history, row, known ? &lease : NULL, outcome,
+					   result, ended_by, now);
+	if (definition.notify)
+		DlockNotify(DlockOutcomeText(outcome), row);
 
 	/* the row of a free slot says since when, and for how long it rests */
 	DlockRowSet(row, Anum_lease_ended_at, TimestampTzGetDatum(now));
@@ -170,170 +226,60 @@ CloseLease(DlockDatabase *db, const DlockObjects *objects, DlockRow *row,
 	DlockRowSetNull(row, Anum_lease_rests_for);
 	if (!DlockRowIsNull(row, Anum_lease_min_hold) && outcome != DLOCK_REVOKED)
 	{
-		TimestampTz until = DatumGetTimestampTz(DlockRowValue(row, Anum_lease_acquired_at)) +
+		rests_until = DatumGetTimestampTz(DlockRowValue(row, Anum_lease_acquired_at)) +
 			DlockIntervalMicros(DatumGetIntervalP(DlockRowValue(row, Anum_lease_min_hold)));
-
-		if (until > now)
-		{
-			DlockRowSet(row, Anum_lease_rests_until, TimestampTzGetDatum(until));
+		if (rests_until > now)
 			DlockRowSetText(row, Anum_lease_rests_for, "min_hold");
+	}
+	if (outcome != DLOCK_RELEASED && outcome != DLOCK_TAKEN_OVER &&
+		definition.takeover_delay > 0)
+	{
+		delay = Max(definition.takeover_delay - (known ? lease.dead_for : 0), 0);
+		if (now + delay > rests_until)
+		{
+			rests_until = now + delay;
+			DlockRowSetText(row, Anum_lease_rests_for, "delayed");
 		}
 	}
+	if (rests_until > now)
+		DlockRowSet(row, Anum_lease_rests_until, TimestampTzGetDatum(rests_until));
 
 	if (outcome != DLOCK_RELEASED && dlock_log_lost_leases)
-		ereport(LOG,
-				(errmsg("lease " INT64_FORMAT " of lock \"%s\" has ended: %s",
-						token,
-						TextDatumGetCString(DlockRowValue(row, Anum_lease_name)),
-						DlockOutcomeText(outcome)),
-				 errdetail("Its owner was \"%s\".",
-						   TextDatumGetCString(DlockRowValue(row, Anum_lease_owner)))));
+		log = psprintf("lease " INT64_FORMAT " of lock \"%s\" has ended: %s, owner \"%s\"",
+					   token, name, DlockOutcomeText(outcome),
+					   TextDatumGetCString(DlockRowValue(row, Anum_lease_owner)));
 
-	DlockPendingEnd(note, token, outcome,
-					result != NULL || outcome == DLOCK_REVOKED, wal_before);
+	DlockPendingEnd(note, token, outcome, delay,
+					result != NULL || outcome == DLOCK_REVOKED || definition.notify,
+					wal_before, log);
 }
 
 /*
- * The caller's snapshot is from before the lock's last change: it would work
- * on the data of before its turn.
- */
-static void
-RequireFreshSnapshot(const DlockRow *row, const char *name)
-{
-	if (DlockRowIsStale(row))
-		ereport(ERROR,
-				(errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
-				 errmsg("could not use lock \"%s\" with a snapshot from before its last change",
-						name),
-				 errdetail("This transaction would not see what the previous holder did."),
-				 errhint("Acquire the lock in an earlier transaction, commit, and retry.")));
-}
-
-/* Remember the highest token of all databases, for DlockRaiseTokens(). */
-static void
-NoteToken(int64 token)
-{
-	uint64		highest = pg_atomic_read_u64(&DlockShared->highest_token);
-
-	while ((uint64) token > highest &&
-		   !pg_atomic_compare_exchange_u64(&DlockShared->highest_token,
-										   &highest, (uint64) token))
-		;
-}
-
-/*
- * Take the name tag and the tag of a slot that is free or dead.  False, and
- * neither of them, when the lock is busy.
+ * DlockEnd(), or (with "one_hold") the release of a lease that may be held
+ * more than once.
  */
 static bool
-ChooseSlot(DlockDatabase *db, const DlockRequest *request, uint64 namehash,
-		   DlockLook *look)
+EndLease(int64 token, DlockOutcome outcome, const char *result, bool one_hold)
 {
-	for (int tries = 0; tries < SETTLE_TRIES; tries++)
+	Claim		claim;
+	int			holds;
+
+	if (!ClaimLease(&claim, token,
+					outcome == DLOCK_REVOKED ? "dlock_revoke()" : "dlock_release()",
+					false, outcome == DLOCK_EXPIRED,
+					outcome != DLOCK_EXPIRED, outcome != DLOCK_RELEASED))
+		return false;
+
+	holds = DatumGetInt32(DlockRowValue(&claim.row, Anum_lease_holds));
+	if (one_hold && holds > 1)
 	{
-		DlockLockName(namehash);
-		DlockLiveLook(db, request, false, look);
-		if (look->busy || look->claimed)
-		{
-			DlockUnlockName(namehash);
-			return false;
-		}
-		if (DlockLockSlot(namehash, look->slot, false, false))
-			return true;
-		DlockUnlockName(namehash);
-
-		/* no claim, so this passes at once; not in vain is it called busy */
-		(void) WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_EXIT_ON_PM_DEATH,
-						 SETTLE_PAUSE_MS, DlockWaitEventNew("DlockSettle"));
-		ResetLatch(MyLatch);
-		CHECK_FOR_INTERRUPTS();
+		DlockRowSet(&claim.row, Anum_lease_holds, Int32GetDatum(holds - 1));
+		DlockPendingFlush(DlockPendingReserve(claim.db));
 	}
-	return false;
-}
-
-/* Fill in the row of a new lease. */
-static void
-SetRow(DlockRow *row, const DlockRequest *request, int slot, int64 token)
-{
-	for (int att = 1; att <= Natts_lease; att++)
-		DlockRowSetNull(row, att);
-	DlockRowSet(row, Anum_lease_name,
-				PointerGetDatum(cstring_to_text_with_len(request->name, request->namelen)));
-	DlockRowSet(row, Anum_lease_slot, Int32GetDatum(slot));
-	DlockRowSet(row, Anum_lease_token, Int64GetDatum(token));
-	DlockRowSet(row, Anum_lease_role, ObjectIdGetDatum(GetUserId()));
-	DlockRowSetText(row, Anum_lease_owner, request->owner);
-	DlockRowSetText(row, Anum_lease_why, request->why);
-	DlockRowSet(row, Anum_lease_capacity, Int32GetDatum(request->capacity));
-	DlockRowSet(row, Anum_lease_holds, Int32GetDatum(1));
-	DlockRowSet(row, Anum_lease_ttl, DlockIntervalDatum(request->ttl));
-	if (request->min_hold > 0)
-		DlockRowSet(row, Anum_lease_min_hold, DlockIntervalDatum(request->min_hold));
-
-	/* not now(), which is when the transaction began */
-	DlockRowSet(row, Anum_lease_acquired_at,
-				TimestampTzGetDatum(GetCurrentTimestamp()));
-}
-
-/*
- * Grant a lease: its token, or 0 when the lock is busy.  Takes over a dead
- * lease at once.
- *
- * Errors: those of DlockOpenDatabase(), 25006 when read-only, 40001 with a
- * stale snapshot, 53200 when the map or the lock table is full.
- */
-int64
-DlockGrant(const DlockRequest *request)
-{
-	DlockObjects objects;
-	DlockDatabase *db = DlockOpenDatabase(&objects);
-	uint64		namehash = DlockHashName(request->name, request->namelen);
-	DlockLook	look;
-	Relation	rel;
-	DlockRow	row;
-	int64		token;
-	DlockPending *note;
-
-	DlockRequireWritable("dlock_acquire()");
-
-	DlockLiveLook(db, request, true, &look);
-	if (look.busy || look.claimed)
-	{
-		DlockCount(db, DLOCK_COUNT_REFUSED);
-		return 0;
-	}
-
-	DlockRaiseTokens(db, &objects);
-	rel = table_open(objects.lease, RowExclusiveLock);
-	if (!ChooseSlot(db, request, namehash, &look))
-	{
-		table_close(rel, RowExclusiveLock);
-		DlockLiveLook(db, request, true, &look);
-		DlockCount(db, DLOCK_COUNT_REFUSED);
-		return 0;
-	}
-
-	row.tuple = NULL;
-	if (DlockFetchRow(rel, request->name, request->namelen, look.slot, &row))
-	{
-		RequireFreshSnapshot(&row, request->name);
-		if (DlockRowIsHeld(&row))
-			CloseLease(db, &objects, &row, DLOCK_TAKEN_OVER, NULL);
-	}
-
-	token = DlockNextToken(objects.token_seq);
-	NoteToken(token);
-	SetRow(&row, request, look.slot, token);
-	DlockStoreRow(rel, &row);
-
-	note = DlockPendingReserve(db);
-	DlockPendingGrant(note, DlockLiveInsert(db, token, request, look.slot,
-											GetUserId(), MyProcPid));
-	CommandCounterIncrement();
-	DlockUnlockName(namehash);
-	table_close(rel, NoLock);
-
-	return token;
+	else
+		DlockCloseLease(claim.db, &claim.objects, &claim.row, outcome, result);
+	StoreClaim(&claim);
+	return true;
 }
 
 /*
@@ -346,14 +292,35 @@ DlockGrant(const DlockRequest *request)
 bool
 DlockEnd(int64 token, DlockOutcome outcome, const char *result)
 {
-	Claim		claim;
+	return EndLease(token, outcome, result, false);
+}
 
-	DlockRequireWritable(outcome == DLOCK_REVOKED ? "dlock_revoke()" : "dlock_release()");
-	if (!ClaimLease(&claim, token, false, outcome == DLOCK_EXPIRED,
-					outcome != DLOCK_EXPIRED, outcome != DLOCK_RELEASED))
+/* Take one hold off a lease, and end it when that was the last. */
+bool
+DlockReleaseOnce(int64 token, const char *result)
+{
+	return EndLease(token, DLOCK_RELEASED, result, true);
+}
+
+/*
+ * A re-entrant acquire of a lease that its session holds: one more release is
+ * needed.  False when it is lost, or when it is guarded, which only a caller
+ * that has time can wait for.
+ */
+bool
+DlockHoldAgain(int64 token)
+{
+	Claim		claim;
+	int			holds;
+
+	if (!ClaimLease(&claim, token, "dlock_acquire()", false, false, false, false))
 		return false;
 
-	CloseLease(claim.db, &claim.objects, &claim.row, outcome, result);
+	if (DlockRowIsStale(&claim.row))
+		DlockStaleSnapshot(claim.lease.name);
+	holds = DatumGetInt32(DlockRowValue(&claim.row, Anum_lease_holds));
+	DlockRowSet(&claim.row, Anum_lease_holds, Int32GetDatum(holds + 1));
+	DlockPendingFlush(DlockPendingReserve(claim.db));
 	StoreClaim(&claim);
 	return true;
 }
@@ -367,8 +334,7 @@ DlockRevokeLater(int64 token, const char *why, int64 grace)
 {
 	Claim		claim;
 
-	DlockRequireWritable("dlock_revoke()");
-	if (!ClaimLease(&claim, token, false, false, true, true))
+	if (!ClaimLease(&claim, token, "dlock_revoke()", false, false, true, true))
 		return false;
 
 	DlockRowSet(&claim.row, Anum_lease_revoke_grace, DlockIntervalDatum(grace));
@@ -381,16 +347,21 @@ DlockRevokeLater(int64 token, const char *why, int64 grace)
 
 /*
  * Change the TTL of a lease, in µs, for good; it counts from the commit.
- * False when the lease is lost.
+ * False when the lease is lost.  22023 when it has none of its own.
  */
 bool
 DlockSetTtl(int64 token, int64 ttl)
 {
 	Claim		claim;
 
-	DlockRequireWritable("dlock_set_ttl()");
-	if (!ClaimLease(&claim, token, false, false, true, false))
+	if (!ClaimLease(&claim, token, "dlock_set_ttl()", false, false, true, false))
 		return false;
+	if (claim.lease.session != 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("argument \"%s\" cannot be set for a lease of a session", "ttl"),
+				 errdetail("All leases of session " INT64_FORMAT " share its TTL.",
+						   claim.lease.session)));
 
 	DlockRowSet(&claim.row, Anum_lease_ttl, DlockIntervalDatum(ttl));
 	DlockPendingTtl(DlockPendingReserve(claim.db), token, ttl);
@@ -408,170 +379,52 @@ DlockGuard(int64 token)
 	Claim		claim;
 	DlockObjects objects;
 
-	if (!ClaimLease(&claim, token, true, false, true, false))
+	if (!ClaimLease(&claim, token, "dlock_guard()", true, false, true, false))
 	{
-		DlockCount(DlockOpenDatabase(&objects), DLOCK_COUNT_GUARDS_LOST);
+		DlockCount(DlockOpenDatabase(&objects), DLOCK_COUNT_GUARDS_LOST, 1);
 		ereport(ERROR,
 				(errcode(ERRCODE_DLOCK_LEASE_LOST),
 				 errmsg("lease " INT64_FORMAT " is lost", token),
 				 errhint("Stop the work that it was for; acquire the lock anew to do it again.")));
 	}
 
-	RequireFreshSnapshot(&claim.row, claim.lease.name);
+	if (DlockRowIsStale(&claim.row))
+		DlockStaleSnapshot(claim.lease.name);
 	DlockPendingGuard(DlockPendingReserve(claim.db), token);
-	DlockCount(claim.db, DLOCK_COUNT_GUARDS);
+	DlockCount(claim.db, DLOCK_COUNT_GUARDS, 1);
 	table_close(claim.rel, NoLock);
 }
 
-/* Put one row that is held, or whose lock rests, into the map. */
-static void
-AdoptRow(DlockDatabase *db, DlockRow *row)
-{
-	text	   *name = DatumGetTextPP(DlockRowValue(row, Anum_lease_name));
-	TimestampTz wall = GetCurrentTimestamp();
-	DlockRequest request;
-	DlockNanos	now;
-	DlockNanos	rests_until = 0;
-	DlockLive  *live;
-	int64		rest = 0;
-
-	memset(&request, 0, sizeof(request));
-	request.name = VARDATA_ANY(name);
-	request.namelen = VARSIZE_ANY_EXHDR(name);
-	request.ttl = DlockIntervalMicros(DatumGetIntervalP(DlockRowValue(row, Anum_lease_ttl)));
-	request.capacity = DatumGetInt32(DlockRowValue(row, Anum_lease_capacity));
-
-	/*
-	 * A rest is all that is measured by the wall clock, and only here: its
-	 * whole length is the most that a clock set back can make of it.
-	 */
-	if (!DlockRowIsHeld(row))
-	{
-		TimestampTz until;
-
-		if (DlockRowIsNull(row, Anum_lease_rests_until))
-			return;
-		until = DatumGetTimestampTz(DlockRowValue(row, Anum_lease_rests_until));
-		rest = Min(until - wall,
-				   until - DatumGetTimestampTz(DlockRowValue(row, Anum_lease_ended_at)));
-		if (rest <= 0)
-			return;
-	}
-	else if (!DlockRowIsNull(row, Anum_lease_min_hold))
-	{
-		int64		min_hold = DlockIntervalMicros(DatumGetIntervalP(DlockRowValue(row, Anum_lease_min_hold)));
-		TimestampTz acquired_at = DatumGetTimestampTz(DlockRowValue(row, Anum_lease_acquired_at));
-
-		rest = Min(acquired_at + min_hold - wall, min_hold);
-	}
-
-	live = DlockLiveInsert(db, DlockRowToken(row), &request,
-						   DatumGetInt32(DlockRowValue(row, Anum_lease_slot)),
-						   DatumGetObjectId(DlockRowValue(row, Anum_lease_role)), 0);
-	if (live == NULL)
-		return;					/* an adoption that failed had come this far */
-
-	now = DlockNow();
-	if (rest > 0)
-		rests_until = now + rest * DLOCK_NS_PER_US;
-	DlockLiveStart(live, rests_until, now + request.ttl * DLOCK_NS_PER_US);
-	if (DlockRowIsHeld(row))
-	{
-		pg_atomic_fetch_add_u64(&db->held, 1);
-		if (!DlockRowIsNull(row, Anum_lease_revoke_grace))
-			DlockLiveRevoke(live, now + DLOCK_NS_PER_US *
-							DlockIntervalMicros(DatumGetIntervalP(DlockRowValue(row, Anum_lease_revoke_grace))));
-		DlockTellLauncher(&live->key, now + request.ttl * DLOCK_NS_PER_US);
-	}
-	else
-		DlockLiveEnd(live, true);
-	DlockLiveUnpin(live);
-}
-
 /*
- * Rebuild the map of this database from its table: each lease that a start
- * found in it has one full TTL from now on.  Once per database and start;
- * until that is done, every call waits here.
- */
-void
-DlockAdopt(DlockDatabase *db, const DlockObjects *objects)
-{
-	DlockLockAdoption();
-	if (pg_atomic_read_u32(&db->adopted) == 0)
-	{
-		Relation	rel = table_open(objects->lease, AccessShareLock);
-		SysScanDesc scan = systable_beginscan(rel, InvalidOid, false,
-											  SnapshotSelf, 0, NULL);
-		MemoryContext context = AllocSetContextCreate(CurrentMemoryContext,
-													  "dlock adoption",
-													  ALLOCSET_SMALL_SIZES);
-		HeapTuple	tuple;
-
-		while (HeapTupleIsValid(tuple = systable_getnext(scan)))
-		{
-			MemoryContext old = MemoryContextSwitchTo(context);
-			DlockRow	row;
-
-			CHECK_FOR_INTERRUPTS();
-			DlockDeformRow(rel, tuple, &row);
-			AdoptRow(db, &row);
-			MemoryContextSwitchTo(old);
-			MemoryContextReset(context);
-		}
-		MemoryContextDelete(context);
-		systable_endscan(scan);
-		table_close(rel, AccessShareLock);
-
-		pg_write_barrier();
-		pg_atomic_write_u32(&db->adopted, 1);
-	}
-	DlockUnlockAdoption();
-}
-
-/*
- * Delete up to "limit" rows of locks that nobody has taken for
- * dlock.idle_lock_retention; returns how many.  Waits for nobody.
+ * Close a session: how many leases end with it, -1 when it was gone.  Some end
+ * in this transaction; all are dead from its commit on, and the rest is
+ * recorded by the worker, or by who comes next.
  */
 int
-DlockPruneIdle(const DlockObjects *objects, int limit)
+DlockSessionClose(int64 id)
 {
-	TimestampTz before = GetCurrentTimestamp() -
-		(int64) dlock_idle_lock_retention * USECS_PER_SEC;
-	Relation	rel = table_open(objects->lease, RowExclusiveLock);
-	SysScanDesc scan = systable_beginscan(rel, InvalidOid, false,
-										  SnapshotSelf, 0, NULL);
-	HeapTuple	tuple;
-	int			n = 0;
+	DlockObjects objects;
+	DlockDatabase *db = DlockOpenDatabase(&objects);
+	DlockSession session;
+	DlockPending *note;
+	int64	   *tokens;
+	int			max;
+	int			n;
 
-	while (n < limit && HeapTupleIsValid(tuple = systable_getnext(scan)))
-	{
-		DlockRow	row;
-		text	   *name;
-		uint64		namehash;
-		int			slot;
+	DlockRequireWritable("dlock_session_close()");
+	if (!DlockSessionFind(db, id, &session))
+		return -1;
+	if (!DlockMayUse(session.role))
+		DlockDenySession(id);
 
-		CHECK_FOR_INTERRUPTS();
-		if (!DlockRowIsIdle(rel, tuple, before))
-			continue;
+	max = pg_atomic_read_u64(&DlockShared->entries) + 1;
+	tokens = palloc_extended(max * sizeof(int64), MCXT_ALLOC_HUGE);
+	n = DlockSessionLeases(db, id, tokens, max, false);
+	for (int i = 0; i < Min(n, CLOSE_AT_ONCE); i++)
+		(void) DlockEnd(tokens[i], DLOCK_RELEASED, NULL);
+	pfree(tokens);
 
-		DlockDeformRow(rel, tuple, &row);
-		name = DatumGetTextPP(DlockRowValue(&row, Anum_lease_name));
-		slot = DatumGetInt32(DlockRowValue(&row, Anum_lease_slot));
-		namehash = DlockHashName(VARDATA_ANY(name), VARSIZE_ANY_EXHDR(name));
-
-		/* under the tag, is it still the row that was seen? */
-		if (!DlockLockSlot(namehash, slot, false, false))
-			continue;
-		if (DlockFetchRow(rel, VARDATA_ANY(name), VARSIZE_ANY_EXHDR(name), slot, &row) &&
-			DlockRowIsIdle(rel, row.tuple, before))
-		{
-			CatalogTupleDelete(rel, &row.tuple->t_self);
-			n++;
-		}
-		else
-			DlockUnlockSlot(namehash, slot, false);
-	}
-	systable_endscan(scan);
-	table_close(rel, NoLock);
+	note = DlockPendingReserve(db);
+	DlockPendingSessionEnd(note, id);
 	return n;
 }

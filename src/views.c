@@ -30,6 +30,8 @@
 
 PG_FUNCTION_INFO_V1(dlock_holders);
 PG_FUNCTION_INFO_V1(dlock_leases);
+PG_FUNCTION_INFO_V1(dlock_waiters);
+PG_FUNCTION_INFO_V1(dlock_locks);
 PG_FUNCTION_INFO_V1(dlock_history);
 PG_FUNCTION_INFO_V1(dlock_stats);
 PG_FUNCTION_INFO_V1(dlock_databases);
@@ -94,16 +96,12 @@ dlock_holders(PG_FUNCTION_ARGS)
 	int			max = 64;
 	int			n = 0;
 	int64	   *tokens;
+	const char *name = DlockArgName(fcinfo, 0);
 	Relation	rel;
 
 	InitMaterializedSRF(fcinfo, 0);
-	if (PG_ARGISNULL(0))
-		return (Datum) 0;
-
 	for (;;)
 	{
-		char	   *name = text_to_cstring(PG_GETARG_TEXT_PP(0));
-
 		tokens = palloc_array(int64, max);
 		n = DlockLiveHolders(db, name, strlen(name), tokens, max);
 		if (n < max)
@@ -239,6 +237,167 @@ dlock_leases(PG_FUNCTION_ARGS)
 	return (Datum) 0;
 }
 
+/* Add a pid to an array, unless it is none or there already. */
+static void
+AddPid(Datum *pids, int *n, int max, int pid)
+{
+	for (int i = 0; i < *n; i++)
+	{
+		if (DatumGetInt32(pids[i]) == pid)
+			return;
+	}
+	if (pid != 0 && *n < max)
+		pids[(*n)++] = Int32GetDatum(pid);
+}
+
+/*
+ * The backends that a waiter waits for: those of the leases in its way, of the
+ * transactions that hold on to these, and of earlier waiters.
+ */
+static Datum
+BlockedBy(DlockDatabase *db, const DlockWaiter *waiters, int me, LockData *locks)
+{
+	enum
+	{
+		MAX_BLOCKERS = 256, MAX_PIDS = 1024
+	};
+	DlockBlocker blockers[MAX_BLOCKERS];
+	Datum		pids[MAX_PIDS];
+	DlockRequest request;
+	int			nblockers;
+	int			n = 0;
+
+	DlockWaiterRequest(&waiters[me], &request);
+	nblockers = DlockLiveBlockers(db, &request, blockers, MAX_BLOCKERS);
+	for (int i = 0; i < nblockers; i++)
+	{
+		AddPid(pids, &n, MAX_PIDS, blockers[i].pid);
+		AddPid(pids, &n, MAX_PIDS, blockers[i].ender);
+		for (int j = 0; j < locks->nelements; j++)
+		{
+			if (DlockLockIsOnSlot(&locks->locks[j], waiters[me].namehash, blockers[i].slot))
+				AddPid(pids, &n, MAX_PIDS, locks->locks[j].pid);
+		}
+	}
+	for (int i = 0; i < me; i++)
+	{
+		if (strcmp(waiters[i].name, waiters[me].name) == 0 &&
+			DlockWaitersExclude(&waiters[i], &waiters[me]))
+			AddPid(pids, &n, MAX_PIDS, waiters[i].pid);
+	}
+	return PointerGetDatum(construct_array(pids, n, INT4OID, 4, true, TYPALIGN_INT));
+}
+
+Datum
+dlock_waiters(PG_FUNCTION_ARGS)
+{
+	enum
+	{
+		COL_NAME, COL_PID, COL_OWNER, COL_SHARE, COL_POSITION,
+		COL_WAITING_SINCE, COL_GIVES_UP_AT, COL_BLOCKED_BY, NUM_COLS
+	};
+	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+	DlockObjects objects;
+	DlockDatabase *db = DlockOpenDatabase(&objects);
+	DlockWaiter *waiters;
+	LockData   *locks;
+	int			n;
+
+	InitMaterializedSRF(fcinfo, 0);
+	waiters = DlockQueueCopy(db, &n);
+	locks = DlockGuardLocks();
+	for (int i = 0; i < n; i++)
+	{
+		Datum		values[NUM_COLS];
+		bool		nulls[NUM_COLS];
+		int			position = 1;
+
+		if (!MaySee(waiters[i].role))
+			continue;
+		for (int j = 0; j < i; j++)
+		{
+			if (strcmp(waiters[j].name, waiters[i].name) == 0)
+				position++;
+		}
+		memset(nulls, false, sizeof(nulls));
+		values[COL_NAME] = CStringGetTextDatum(waiters[i].name);
+		values[COL_PID] = Int32GetDatum(waiters[i].pid);
+		values[COL_OWNER] = CStringGetTextDatum(waiters[i].owner);
+		nulls[COL_SHARE] = (waiters[i].share[0] == '\0');
+		values[COL_SHARE] = CStringGetTextDatum(waiters[i].share);
+		values[COL_POSITION] = Int32GetDatum(position);
+		values[COL_WAITING_SINCE] = TimestampTzGetDatum(waiters[i].since);
+		values[COL_GIVES_UP_AT] = TimestampTzGetDatum(waiters[i].gives_up_at);
+		values[COL_BLOCKED_BY] = BlockedBy(db, waiters, i, locks);
+		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
+	}
+	return (Datum) 0;
+}
+
+/* Definitions, each beside what is held and waited for now. */
+Datum
+dlock_locks(PG_FUNCTION_ARGS)
+{
+	enum
+	{
+		COL_NAME, COL_CAPACITY, COL_TTL, COL_MIN_HOLD, COL_TAKEOVER_DELAY,
+		COL_ROLE, COL_NOTIFY, COL_HISTORY, NUM_DEFINED,
+		COL_HELD = NUM_DEFINED, COL_WAITING, NUM_COLS
+	};
+	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+	DlockObjects objects;
+	DlockDatabase *db = DlockOpenDatabase(&objects);
+	DlockWaiter *waiters;
+	int64	   *tokens;
+	int			max;
+	int			nwaiters;
+	Relation	rel;
+	SysScanDesc scan;
+	HeapTuple	tuple;
+
+	InitMaterializedSRF(fcinfo, 0);
+	waiters = DlockQueueCopy(db, &nwaiters);
+	max = pg_atomic_read_u64(&DlockShared->entries) + 1000;
+	tokens = palloc_extended(max * sizeof(int64), MCXT_ALLOC_HUGE);
+
+	rel = table_open(objects.definition, AccessShareLock);
+	scan = systable_beginscan(rel, InvalidOid, false, SnapshotSelf, 0, NULL);
+	while (HeapTupleIsValid(tuple = systable_getnext(scan)))
+	{
+		DlockDefinition definition;
+		Datum		values[NUM_COLS];
+		bool		nulls[NUM_COLS];
+		char	   *name;
+		int			n;
+		int			held = 0;
+		int			waiting = 0;
+
+		DlockReadDefinition(rel, tuple, &definition);
+		if (OidIsValid(definition.role) && !MaySee(definition.role))
+			continue;
+		memset(nulls, false, sizeof(nulls));
+		heap_deform_tuple(tuple, RelationGetDescr(rel), values, nulls);
+		name = TextDatumGetCString(values[COL_NAME]);
+
+		n = DlockLiveHolders(db, name, strlen(name), tokens, max);
+		for (int i = 0; i < n; i++)
+		{
+			DlockLease	lease;
+
+			if (DlockLiveFind(db, tokens[i], &lease) && DlockLeaseIsAlive(&lease))
+				held++;
+		}
+		for (int i = 0; i < nwaiters; i++)
+			waiting += (strcmp(waiters[i].name, name) == 0);
+		values[COL_HELD] = Int32GetDatum(held);
+		values[COL_WAITING] = Int32GetDatum(waiting);
+		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
+	}
+	systable_endscan(scan);
+	table_close(rel, AccessShareLock);
+	return (Datum) 0;
+}
+
 /* Works on a standby too: history is a table, and nothing else. */
 Datum
 dlock_history(PG_FUNCTION_ARGS)
@@ -290,9 +449,35 @@ dlock_stats(PG_FUNCTION_ARGS)
 	InitMaterializedSRF(fcinfo, 0);
 	memset(nulls, false, sizeof(nulls));
 	for (int i = 0; i < DLOCK_NUM_COUNTERS; i++)
-		values[i] = Int64GetDatum(pg_atomic_read_u64(&db->counters[i]));
+	{
+		uint64		count = pg_atomic_read_u64(&db->counters[i]);
+
+		values[i] = i == DLOCK_COUNT_WAITED_MS ?
+			DlockIntervalDatum(count * 1000) : Int64GetDatum(count);
+	}
 	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
 	return (Datum) 0;
+}
+
+/*
+ * Is this what its database uses now?  An earlier CREATE EXTENSION leaves its
+ * own until a reaper comes by.  Of another database the latest that was
+ * adopted must do.
+ */
+static bool
+IsCurrent(DlockDatabase *db, DlockDatabase **dbs, int n)
+{
+	DlockObjects objects;
+
+	if (db->key.dboid == MyDatabaseId)
+		return DlockFindObjects(&objects) && objects.lease == db->key.relid;
+	for (int i = 0; i < n; i++)
+	{
+		if (dbs[i]->key.dboid == db->key.dboid &&
+			pg_atomic_read_u64(&dbs[i]->number) > pg_atomic_read_u64(&db->number))
+			return false;
+	}
+	return true;
 }
 
 Datum
@@ -309,11 +494,12 @@ dlock_databases(PG_FUNCTION_ARGS)
 
 	DlockRequirePreloaded();
 	InitMaterializedSRF(fcinfo, 0);
-	dbs = DlockLiveDatabases(&n);
+	dbs = DlockMapDatabases(&n);
 	for (int i = 0; i < n; i++)
 	{
 		DlockDatabase *db = dbs[i];
 		char	   *name = get_database_name(db->key.dboid);
+		int			waiting = 0;
 		NameData	namedata;
 		TimestampTz last_run;
 		TimestampTz last_error_at;
@@ -321,7 +507,7 @@ dlock_databases(PG_FUNCTION_ARGS)
 		Datum		values[NUM_COLS];
 		bool		nulls[NUM_COLS];
 
-		if (name == NULL)
+		if (name == NULL || !IsCurrent(db, dbs, n))
 			continue;			/* dropped */
 		namestrcpy(&namedata, name);
 
@@ -335,7 +521,8 @@ dlock_databases(PG_FUNCTION_ARGS)
 		values[COL_DATABASE] = NameGetDatum(&namedata);
 		values[COL_ADOPTED] = BoolGetDatum(pg_atomic_read_u32(&db->adopted) != 0);
 		values[COL_HELD] = Int64GetDatum(pg_atomic_read_u64(&db->held));
-		values[COL_WAITING] = Int64GetDatum(0);
+		pfree(DlockQueueCopy(db, &waiting));
+		values[COL_WAITING] = Int64GetDatum(waiting);
 		nulls[COL_LAST_RUN] = (last_run == 0);
 		values[COL_LAST_RUN] = TimestampTzGetDatum(last_run);
 		nulls[COL_LAST_ERROR] = (last_error_at == 0);
