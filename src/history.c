@@ -11,6 +11,9 @@
 #include "access/htup_details.h"
 #include "access/table.h"
 #include "catalog/indexing.h"
+#include "catalog/pg_am.h"
+#include "catalog/pg_type.h"
+#include "executor/executor.h"
 #include "utils/builtins.h"
 #include "utils/fmgroids.h"
 #include "utils/rel.h"
@@ -61,6 +64,27 @@ DlockOutcomeText(DlockOutcome outcome)
 }
 
 /*
+ * Insert a row through the executor, since operators may have indexes of their
+ * own here, on expressions too.  Their triggers are not ours to run.
+ */
+static void
+Insert(Relation rel, HeapTuple tuple)
+{
+	EState	   *estate = CreateExecutorState();
+	ResultRelInfo *result = makeNode(ResultRelInfo);
+	TupleTableSlot *slot = MakeSingleTupleTableSlot(RelationGetDescr(rel), &TTSOpsHeapTuple);
+
+	InitResultRelInfo(result, rel, 0, NULL, 0);
+	result->ri_TrigDesc = NULL;
+	ExecOpenIndices(result, false);
+	ExecStoreHeapTuple(tuple, slot, false);
+	ExecSimpleRelationInsert(result, estate, slot);
+	ExecCloseIndices(result);
+	ExecDropSingleTupleTableSlot(slot);
+	FreeExecutorState(estate);
+}
+
+/*
  * Write the history row of the lease in "row", which is about to be freed.
  * "lease" has its counters, or is NULL when the map knows nothing of it.
  */
@@ -70,7 +94,6 @@ DlockRecordEnd(Oid history, const DlockRow *row, const DlockLease *lease,
 			   TimestampTz ended_at)
 {
 	Relation	rel;
-	HeapTuple	tuple;
 	Datum		values[Natts_history];
 	bool		nulls[Natts_history];
 
@@ -99,9 +122,7 @@ DlockRecordEnd(Oid history, const DlockRow *row, const DlockLease *lease,
 	values[Anum_history_ended_by - 1] = CStringGetTextDatum(ended_by);
 
 	rel = table_open(history, RowExclusiveLock);
-	tuple = heap_form_tuple(RelationGetDescr(rel), values, nulls);
-	CatalogTupleInsert(rel, tuple);
-	heap_freetuple(tuple);
+	Insert(rel, heap_form_tuple(RelationGetDescr(rel), values, nulls));
 	table_close(rel, NoLock);
 }
 
@@ -121,13 +142,16 @@ DlockPruneHistory(Oid history, TimestampTz before, int limit)
 	int			n = 0;
 	ListCell   *lc;
 
-	/* the index on ended_at alone, whatever its name has become */
+	/* ours on ended_at, whatever its name has become, or one as good */
 	foreach(lc, RelationGetIndexList(rel))
 	{
 		Relation	irel = index_open(lfirst_oid(lc), AccessShareLock);
 
 		if (irel->rd_index->indisvalid &&
-			irel->rd_index->indkey.values[0] == Anum_history_ended_at)
+			irel->rd_rel->relam == BTREE_AM_OID &&
+			irel->rd_index->indkey.values[0] == Anum_history_ended_at &&
+			irel->rd_opcintype[0] == TIMESTAMPTZOID &&
+			RelationGetIndexPredicate(irel) == NIL)
 			index = RelationGetRelid(irel);
 		index_close(irel, AccessShareLock);
 	}

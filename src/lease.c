@@ -97,6 +97,34 @@ DlockRowSetText(DlockRow *row, int att, const char *text)
 }
 
 /*
+ * The direct way of writing a row knows only plain indexes.  Another one is
+ * there while ours is rebuilt, and is plain; but an operator may have made one
+ * that is not: raise 55000.
+ */
+static void
+RequirePlainIndexes(Relation rel)
+{
+	List	   *indexes = RelationGetIndexList(rel);
+	ListCell   *lc;
+
+	if (list_length(indexes) == 1)
+		return;
+	foreach(lc, indexes)
+	{
+		Relation	irel = index_open(lfirst_oid(lc), AccessShareLock);
+
+		if (RelationGetIndexExpressions(irel) != NIL ||
+			RelationGetIndexPredicate(irel) != NIL)
+			ereport(ERROR,
+					(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+					 errmsg("index \"%s\" must not be on table \"%s\"",
+							RelationGetRelationName(irel), "dlock.lease"),
+					 errhint("Drop the index.")));
+		index_close(irel, AccessShareLock);
+	}
+}
+
+/*
  * Write a row back, or a new one when row->tuple is NULL.  The caller holds
  * the slot tag EXCLUSIVE and RowExclusiveLock on the table, and sees to
  * CommandCounterIncrement().
@@ -107,6 +135,7 @@ DlockStoreRow(Relation rel, DlockRow *row)
 	HeapTuple	tuple = heap_form_tuple(RelationGetDescr(rel),
 										row->values, row->nulls);
 
+	RequirePlainIndexes(rel);
 	if (row->tuple == NULL)
 		CatalogTupleInsert(rel, tuple);
 	else
