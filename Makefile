@@ -17,7 +17,7 @@ EXTRA_CLEAN = tmp_check
 
 # In the order of a first acquaintance; each stands on its own.
 REGRESS = install settings lease null errors transactions takeover history revoke \
-	refused snapshot roles stats hostile later
+	refused snapshot roles stats maintenance hostile later
 
 ISOLATION = $(patsubst test/isolation/specs/%.spec,%,$(sort $(wildcard test/isolation/specs/*.spec)))
 ISOLATION_OPTS = --inputdir=test/isolation
@@ -43,7 +43,7 @@ all:
 demo test test-all bench:
 	@test/run $@
 
-PG_CONFIG = pg_config
+PG_CONFIG ?= pg_config
 PGXS := $(wildcard $(shell $(PG_CONFIG) --pgxs 2>/dev/null))
 ifneq ($(PGXS),)
 

@@ -78,7 +78,8 @@ CREATE TABLE dlock.history (
 	heartbeats pg_catalog.int8 NOT NULL,
 	refused pg_catalog.int8 NOT NULL,
 	last_refused_at pg_catalog.timestamptz,
-	ended_by pg_catalog.text NOT NULL
+	ended_by pg_catalog.text NOT NULL,
+	slot pg_catalog.int4 NOT NULL
 );
 
 ALTER TABLE dlock.history
@@ -111,8 +112,16 @@ SELECT pg_catalog.pg_extension_config_dump('dlock.definition', '');
 SELECT pg_catalog.pg_extension_config_dump('dlock.token_seq', '');
 
 -- An operator reads history with the indexes; everybody else has the view.
-GRANT USAGE ON SCHEMA dlock TO pg_read_all_stats;
+-- Where the functions are in this schema too, USAGE is the administrator's to
+-- grant.
 GRANT SELECT ON dlock.history TO pg_read_all_stats;
+DO $$
+BEGIN
+	IF '@extschema@' OPERATOR(pg_catalog.<>) 'dlock' THEN
+		GRANT USAGE ON SCHEMA dlock TO pg_read_all_stats;
+	END IF;
+END
+$$;
 
 CREATE FUNCTION dlock.refuse_dml()
 RETURNS pg_catalog.trigger
@@ -333,6 +342,104 @@ COMMENT ON FUNCTION @extschema@.dlock_revoke IS
 'take a lease away from its holder, at once or after a time of grace: false when it had ended before';
 
 REVOKE ALL ON FUNCTION @extschema@.dlock_revoke FROM PUBLIC;
+
+CREATE FUNCTION @extschema@.dlock_protected()
+RETURNS pg_catalog.trigger
+AS 'MODULE_PATHNAME'
+LANGUAGE C;
+
+COMMENT ON FUNCTION @extschema@.dlock_protected IS
+'trigger of protected tables';
+
+CREATE FUNCTION @extschema@.dlock_protect(
+	relation pg_catalog.regclass,
+	name pg_catalog.text)
+RETURNS pg_catalog.void
+AS 'MODULE_PATHNAME'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION @extschema@.dlock_protect IS
+'let a table refuse writes from transactions without a guard on a lock';
+
+CREATE FUNCTION @extschema@.dlock_unprotect(relation pg_catalog.regclass)
+RETURNS pg_catalog.bool
+AS 'MODULE_PATHNAME'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+COMMENT ON FUNCTION @extschema@.dlock_unprotect IS
+'let a table take writes again without a guard: false when it did anyway';
+
+REVOKE ALL ON FUNCTION @extschema@.dlock_protect, @extschema@.dlock_unprotect FROM PUBLIC;
+
+-- The leases of the table against those in memory.
+CREATE FUNCTION dlock.verify_leases(
+	OUT breach pg_catalog.text,
+	OUT name pg_catalog.text,
+	OUT token pg_catalog.int8,
+	OUT detail pg_catalog.text)
+RETURNS SETOF pg_catalog.record
+AS 'MODULE_PATHNAME', 'dlock_verify_leases'
+LANGUAGE C VOLATILE PARALLEL UNSAFE;
+
+-- As its owner, since the caller may run it and need not read the tables.
+CREATE FUNCTION @extschema@.dlock_verify(
+	OUT breach pg_catalog.text,
+	OUT name pg_catalog.text,
+	OUT token pg_catalog.int8,
+	OUT detail pg_catalog.text)
+RETURNS SETOF pg_catalog.record
+LANGUAGE sql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+	SELECT * FROM dlock.verify_leases()
+	UNION ALL
+	-- a slot's leases follow each other, in the order of their tokens
+	SELECT 'overlap', h.name, h.token,
+		   format('it begins at %s, and lease %s before it ended at %s',
+				  h.acquired_at, h.earlier, h.earlier_ended_at)
+	FROM (SELECT name, slot, token, acquired_at,
+				 lag(token) OVER w AS earlier,
+				 lag(ended_at) OVER w AS earlier_ended_at
+		  FROM dlock.history
+		  WINDOW w AS (PARTITION BY name, slot ORDER BY token)) h
+	WHERE h.acquired_at < h.earlier_ended_at
+	UNION ALL
+	SELECT 'overlap', l.name, l.token,
+		   format('it begins at %s, and lease %s before it ended at %s',
+				  l.acquired_at, h.token, h.ended_at)
+	FROM dlock.lease l
+	JOIN dlock.history h ON h.name = l.name AND h.slot = l.slot AND h.token < l.token
+	WHERE h.ended_at > l.acquired_at
+	UNION ALL
+	-- a token is one lease's, and has one end
+	SELECT 'token in history twice', min(h.name), h.token, format('%s rows', count(*))
+	FROM dlock.history h
+	GROUP BY h.token HAVING count(*) > 1
+	UNION ALL
+	SELECT 'held lease in history', h.name, h.token, h.outcome
+	FROM dlock.history h
+	JOIN dlock.lease l ON l.name = h.name AND l.slot = h.slot AND l.token = h.token
+	WHERE l.ended_at IS NULL
+	UNION ALL
+	-- every token came from the sequence, which never goes back
+	SELECT 'token out of order', t.name, t.token,
+		   format('the sequence stands at %s', s.last_value)
+	FROM (SELECT name, token FROM dlock.lease
+		  UNION ALL SELECT name, token FROM dlock.history) t,
+		 dlock.token_seq s
+	WHERE t.token > s.last_value
+	UNION ALL
+	SELECT 'token out of order', h.name, h.token,
+		   format('slot %s has lease %s', h.slot, l.token)
+	FROM dlock.history h
+	JOIN dlock.lease l ON l.name = h.name AND l.slot = h.slot
+	WHERE h.token > l.token
+$$;
+
+COMMENT ON FUNCTION @extschema@.dlock_verify IS
+'one row for each breach of the promises that leases, history and memory show; none when all is sound';
+
+REVOKE ALL ON FUNCTION dlock.verify_leases, @extschema@.dlock_verify FROM PUBLIC;
 
 CREATE FUNCTION @extschema@.dlock_version(
 	OUT library pg_catalog.text,

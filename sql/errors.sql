@@ -77,4 +77,4 @@ SELECT dlock_release(dlock_acquire('errors', wait => '0', min_hold => '0'));
 
 -- Nothing of all that has left a lease or a lock behind.
 SELECT count(*) FROM dlock_leases WHERE name = 'errors';
-SELECT count(*) FROM pg_locks WHERE locktype = 'advisory';
+SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'advisory';

@@ -47,7 +47,9 @@ CREATE OPERATOR <> (LEFTARG = text, RIGHTARG = text, FUNCTION = texts);
 
 -- From here on they come before the server's own.
 SET search_path = regress_dlock_hostile, pg_temp, pg_catalog;
+\set SHOW_CONTEXT never
 SELECT 1::bigint = 1::bigint;
+\set SHOW_CONTEXT errors
 
 SELECT public.dlock_acquire('hostile', owner => 'me') AS token \gset
 SELECT public.dlock_acquire('hostile') IS NULL AS busy;

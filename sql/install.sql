@@ -8,11 +8,14 @@ DROP EXTENSION IF EXISTS dlock;
 CREATE EXTENSION dlock;
 
 -- What users call.
-SELECT p.proname AS function, pg_get_function_arguments(p.oid) AS arguments,
-	   pg_get_function_result(p.oid) AS result
+\pset format unaligned
+\pset tuples_only on
+SELECT format('%s(%s) -> %s', p.proname, pg_get_function_arguments(p.oid), pg_get_function_result(p.oid))
 FROM pg_proc p
 WHERE p.pronamespace = 'public'::regnamespace AND p.proname LIKE 'dlock\_%'
 ORDER BY p.proname COLLATE "C";
+\pset format aligned
+\pset tuples_only off
 
 SELECT relname AS view
 FROM pg_class
@@ -171,10 +174,12 @@ DROP SCHEMA dlock;
 --
 -- A schema dlock that another role owns is refused: it could replace our tables
 --
+\set SHOW_CONTEXT never
 CREATE SCHEMA dlock AUTHORIZATION regress_dlock_plain;
 CREATE EXTENSION dlock;
 CREATE EXTENSION dlock SCHEMA dlock;
 DROP SCHEMA dlock;
+\set SHOW_CONTEXT errors
 
 DROP ROLE regress_dlock_plain;
 CREATE EXTENSION dlock;

@@ -16,7 +16,9 @@ SHOW dlock.idle_lock_retention;
 SET dlock.defaultttl = '1 min';
 
 -- A default TTL is under the same limits as any.
+\set VERBOSITY sqlstate
 SET dlock.default_ttl = '9 ms';
+\set VERBOSITY default
 SET dlock.default_ttl = '10 ms';
 SHOW dlock.default_ttl;
 RESET dlock.default_ttl;

@@ -34,7 +34,7 @@ SELECT dlock_guard(:token) = :token AS guard;
 SELECT dlock_release(:token) AS released;
 SELECT dlock_acquire('snapshot') AS token \gset
 SELECT dlock_guard(:token) = :token AS guard;
-SELECT dlock_acquire('snapshot fresh') IS NOT NULL AS fresh_name;
+SELECT dlock_release(dlock_acquire('snapshot fresh')) AS fresh_name;
 SELECT dlock_release(:token) AS released;
 SELECT dlock_acquire('snapshot') AS token \gset
 COMMIT;

@@ -72,7 +72,7 @@ SELECT count(*) AS history FROM dlock_history WHERE name = 'takeover rollback' A
 SELECT count(*) AS history FROM dlock_history WHERE name = 'takeover rollback' AND token = :second;
 SELECT dlock_release(:third) AS released;
 
--- A heartbeat in time keeps it: five times its TTL, and alive.
+-- Heartbeats in time keep it for longer than its TTL.
 SELECT dlock_acquire('takeover heartbeats', ttl => '1 s') AS token \gset
 DO $$
 DECLARE
@@ -108,12 +108,13 @@ BEGIN;
 SELECT dlock_release(:token) AS released;
 ROLLBACK;
 SELECT state, dlock_heartbeat(token) AS heartbeat FROM dlock_holders('takeover min_hold 2');
+SELECT dlock_release(:token) AS released;
 
 -- When the time is over, or was over before the release, it is free.
-SELECT dlock_acquire('takeover min_hold 3', min_hold => '300 ms') AS token \gset
+SELECT dlock_acquire('takeover min_hold 3', min_hold => '1 s') AS token \gset
 SELECT dlock_release(:token) AS released;
 SELECT dlock_acquire('takeover min_hold 3') IS NULL AS busy;
-SELECT FROM pg_sleep(0.4);
+SELECT FROM pg_sleep(1.1);
 SELECT count(*) AS holders FROM dlock_holders('takeover min_hold 3');
 SELECT dlock_acquire('takeover min_hold 3', min_hold => '10 ms') AS token \gset
 SELECT FROM pg_sleep(0.05);

@@ -261,15 +261,14 @@ SELECT guard_pids = ARRAY[pg_backend_pid()] AS guarded FROM dlock_leases WHERE t
 COMMIT;
 SELECT guard_pids IS NOT NULL AS guarded FROM dlock_leases WHERE token = :token;
 
--- A transaction may guard and release, and may guard what it has just taken.
+-- A transaction may guard, release and take again, and guard what it has taken.
 BEGIN;
 SELECT dlock_guard(:token) = :token AS guarded;
 SELECT dlock_release(:token) AS released;
-COMMIT;
-BEGIN;
 SELECT dlock_acquire('tx both') AS token \gset
 SELECT dlock_guard(:token) = :token AS guarded;
 COMMIT;
+SELECT dlock_heartbeat(:token) AS heartbeat;
 
 -- But what it has released it cannot guard.
 BEGIN;

@@ -55,6 +55,7 @@ _PG_init(void)
 	shmem_startup_hook = DlockShmemStartup;
 
 	DlockPendingInit();
+	DlockProtectInit();
 	DlockRegisterLauncher();
 }
 

@@ -84,6 +84,7 @@
 #define DLOCK_MAX_CAPACITY	1000000
 
 #define ERRCODE_DLOCK_LEASE_LOST	MAKE_SQLSTATE('L','K','0','0','1')
+#define ERRCODE_DLOCK_NO_GUARD		MAKE_SQLSTATE('L','K','0','0','2')
 
 /* A moment of CLOCK_MONOTONIC, or a span, in nanoseconds. */
 typedef uint64 DlockNanos;
@@ -170,6 +171,7 @@ typedef struct DlockLive
 	dsa_pointer session_prev;	/* partition.  Of a session: its first lease */
 	pg_atomic_uint64 word;
 	pg_atomic_uint64 died_at;	/* ns, when DEAD */
+	pg_atomic_uint64 guarded_until; /* ns, when a guard's transaction ended */
 	pg_atomic_uint64 rests_until;	/* ns, 0 for no rest */
 	pg_atomic_uint64 ttl;		/* ns */
 	pg_atomic_uint64 heartbeats;
@@ -222,6 +224,7 @@ typedef struct DlockLease
 	int64		ttl;			/* µs */
 	int64		since_heartbeat;	/* µs */
 	int64		dead_for;		/* µs, when expired */
+	int64		quiet_for;		/* µs since it died and no guard was left */
 	int64		session;		/* id, 0 for none */
 	DlockOutcome session_outcome;	/* how it ends when its session is over */
 	Oid			role;
@@ -491,6 +494,13 @@ extern void DlockCount(DlockDatabase *db, int counter, uint64 n);
 extern void DlockNoteToken(int64 token);
 extern const char *DlockExtensionVersion(Oid *extension, Oid *owner);
 
+/* ---- roles.c: who is calling, and what may they use -------------------- */
+
+extern bool DlockMayUse(Oid role);
+pg_noreturn extern void DlockDenyLease(int64 token);
+pg_noreturn extern void DlockDenySession(int64 id);
+extern const char *DlockDescribeMe(void);
+
 /* ---- tag.c: the heavyweight locks -------------------------------------- */
 
 extern uint64 DlockHashName(const char *name, int namelen);
@@ -515,6 +525,7 @@ extern void DlockRowSetText(DlockRow *row, int att, const char *text);
 extern void DlockStoreRow(Relation rel, DlockRow *row);
 extern bool DlockRowIsStale(const DlockRow *row);
 extern bool DlockLockIsStale(Relation rel, const char *name, int namelen);
+extern bool DlockSnapshotIsOlder(int64 usecs);
 extern int64 DlockNextToken(Oid token_seq);
 extern Datum DlockIntervalDatum(int64 usecs);
 extern int64 DlockIntervalMicros(const Interval *interval);
@@ -571,6 +582,7 @@ extern int	DlockLiveHolders(DlockDatabase *db, const char *name, int namelen,
 extern int	DlockLiveTokens(DlockDatabase *db, bool due, int64 *tokens, int max);
 extern int	DlockLiveDues(DlockDue *dues, int max);
 extern bool DlockLiveDeadline(const DlockKey *key, DlockNanos *at);
+extern int	DlockLiveBeside(DlockDatabase *db, const DlockLease *lease);
 extern bool DlockLiveHeartbeat(DlockDatabase *db, int64 id, Oid role,
 							   Oid *other_role);
 extern DlockLive *DlockLivePin(DlockDatabase *db, int64 id);
@@ -580,6 +592,7 @@ extern void DlockLiveRenew(DlockLive *live, DlockNanos ttl);
 extern void DlockLiveRevoke(DlockLive *live, DlockNanos deadline);
 extern void DlockLiveEnd(DlockLive *live, DlockState rest, DlockNanos rests_until);
 extern void DlockLiveTellSession(DlockLive *live);
+extern void DlockLiveUnguard(DlockLive *live);
 
 /* ---- session.c --------------------------------------------------------- */
 
@@ -623,6 +636,7 @@ extern void DlockPendingEnd(DlockPending *note, int64 token, DlockOutcome outcom
 							int64 delay, bool flush, XLogRecPtr wal_before,
 							const char *log);
 extern void DlockPendingGuard(DlockPending *note, int64 token);
+extern bool DlockPendingGuards(const char *name);
 extern void DlockPendingTtl(DlockPending *note, int64 token, int64 ttl);
 extern void DlockPendingRevoke(DlockPending *note, int64 token, int64 grace);
 extern void DlockPendingFlush(DlockPending *note);
@@ -636,10 +650,6 @@ extern bool DlockAcquireAll(const DlockRequest *request, const char *const *name
 
 /* ---- rules.c: what is done to a lease by its token ---------------------- */
 
-extern bool DlockMayUse(Oid role);
-extern const char *DlockDescribeMe(void);
-pg_noreturn extern void DlockDenyLease(int64 token);
-pg_noreturn extern void DlockDenySession(int64 id);
 pg_noreturn extern void DlockStaleSnapshot(const char *name);
 extern void DlockNotify(const char *event, const DlockRow *row);
 extern void DlockCloseLease(DlockDatabase *db, const DlockObjects *objects,
@@ -656,6 +666,10 @@ extern int	DlockSessionClose(int64 id);
 
 extern void DlockAdopt(DlockDatabase *db, const DlockObjects *objects);
 extern int	DlockPruneIdle(const DlockObjects *objects, int limit);
+
+/* ---- protect.c ---------------------------------------------------------- */
+
+extern void DlockProtectInit(void);
 
 /* ---- args.c: arguments of SQL-callable functions ------------------------ */
 

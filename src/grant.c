@@ -280,10 +280,19 @@ SetRow(DlockRow *row, const DlockRequest *request, int slot, int64 token)
 				TimestampTzGetDatum(GetCurrentTimestamp()));
 }
 
-/* End a dead lease whose slot tag we have; its row is read into *row. */
+/*
+ * End a dead lease whose slot tag we have; its row is read into *row.
+ *
+ * Its holder worked until it died, and its guards until they ended: a snapshot
+ * from before that is stale, though no row has changed.
+ */
 static void
 TakeOver(Try *try, Relation rel, int64 token, int slot, DlockRow *row)
 {
+	DlockLease	lease;
+
+	if (!DlockLiveFind(try->db, token, &lease) || DlockSnapshotIsOlder(lease.quiet_for))
+		DlockStaleSnapshot(try->request->name);
 	if (DlockFetchRow(rel, try->request->name, try->request->namelen, slot, row) &&
 		DlockRowIsHeld(row) && DlockRowToken(row) == token)
 		DlockCloseLease(try->db, &try->objects, row, DLOCK_TAKEN_OVER, NULL);

@@ -37,7 +37,8 @@ enum
 	Anum_history_refused,
 	Anum_history_last_refused_at,
 	Anum_history_ended_by,
-	Natts_history = Anum_history_ended_by
+	Anum_history_slot,			/* for dlock_verify(): not shown */
+	Natts_history = Anum_history_slot
 };
 
 /* The columns that a lease hands down to its history, from and to. */
@@ -50,6 +51,7 @@ static const int inherited[][2] = {
 	{Anum_lease_why, Anum_history_why},
 	{Anum_lease_acquired_at, Anum_history_acquired_at},
 	{Anum_lease_waited, Anum_history_waited},
+	{Anum_lease_slot, Anum_history_slot},
 };
 
 /* The word for an outcome, as history and log say it. */

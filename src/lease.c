@@ -194,6 +194,19 @@ DlockLockIsStale(Relation rel, const char *name, int namelen)
 }
 
 /*
+ * Is the snapshot that this transaction keeps perhaps older than something
+ * that happened "usecs" ago?  It is no older than the transaction, and all
+ * that is known of that is its start by the wall clock.
+ */
+bool
+DlockSnapshotIsOlder(int64 usecs)
+{
+	int64		open_for = GetCurrentTimestamp() - GetCurrentTransactionStartTimestamp();
+
+	return KeepsSnapshot() && (open_for < 0 || open_for >= usecs);
+}
+
+/*
  * A token that is greater than every earlier one of this database.  The
  * sequence has been raised since the start of the server.  Its WAL becomes
  * durable with the commit of the caller's transaction at the latest.

@@ -177,6 +177,10 @@ CopyLease(DlockLive *live, DlockNanos now, DlockLease *lease)
 	lease->dead_for = word == DLOCK_WORD_DEAD ?
 		(now - Min(now, pg_atomic_read_u64(&live->died_at))) / DLOCK_NS_PER_US : 0;
 
+	lease->quiet_for = word == DLOCK_WORD_DEAD ?
+		Min(lease->dead_for,
+			(int64) ((now - Min(now, pg_atomic_read_u64(&live->guarded_until))) / DLOCK_NS_PER_US)) : 0;
+
 	lease->token = live->key.id;
 	lease->ttl = ttl / DLOCK_NS_PER_US;
 	lease->session = session ? -session->key.id : 0;
@@ -391,6 +395,38 @@ DlockLiveCountRefusal(DlockDatabase *db, const DlockRequest *request)
 		}
 	}
 	DlockMapRelease();
+}
+
+/*
+ * How many leases are alive beside this one that were granted before it, and
+ * are not in its share group?
+ */
+int
+DlockLiveBeside(DlockDatabase *db, const DlockLease *lease)
+{
+	DlockNanos	now = DlockNow();
+	int			n = 0;
+	DlockLive  *me = NULL;
+	DlockLive  *first = DlockMapFirst(db, DlockHashName(lease->name, strlen(lease->name)));
+
+	if (first == NULL)
+		return 0;
+	for (DlockLive *live = first; live != NULL; live = DlockMapNext(live))
+	{
+		if (live->key.id == lease->token)
+			me = live;
+	}
+	for (DlockLive *live = first; me != NULL && live != NULL; live = DlockMapNext(live))
+	{
+		if (live->key.id < lease->token &&
+			HasName(live, lease->name, strlen(lease->name)) &&
+			WordIsAlive(DlockLiveWord(live, now)) &&
+			!(live->sharelen > 0 && live->sharelen == me->sharelen &&
+			  memcmp(live->name + live->namelen, me->name + me->namelen, live->sharelen) == 0))
+			n++;
+	}
+	DlockMapRelease();
+	return n;
 }
 
 /*
@@ -686,6 +722,18 @@ DlockLiveTellSession(DlockLive *live)
 	if (DsaPointerIsValid(live->session) &&
 		pg_atomic_compare_exchange_u32(&live->lost, &no, 1))
 		pg_atomic_fetch_add_u32(&DlockMapAt(live->session)->lost, 1);
+}
+
+/* A transaction that guarded the lease has ended. */
+void
+DlockLiveUnguard(DlockLive *live)
+{
+	DlockNanos	now = DlockNow();
+	uint64		until = pg_atomic_read_u64(&live->guarded_until);
+
+	while (until < now &&
+		   !pg_atomic_compare_exchange_u64(&live->guarded_until, &until, now))
+		;
 }
 
 /* A revocation has committed: the lease has until the deadline, no longer. */

@@ -564,6 +564,7 @@ DlockMapInsert(DlockDatabase *db, int64 id, const DlockRequest *request, int slo
 	live->namehash = id > 0 ? DlockHashName(name, namelen) : 0;
 	pg_atomic_init_u64(&live->word, DLOCK_WORD_PENDING);
 	pg_atomic_init_u64(&live->died_at, 0);
+	pg_atomic_init_u64(&live->guarded_until, 0);
 	pg_atomic_init_u64(&live->rests_until, 0);
 	pg_atomic_init_u64(&live->ttl, request->ttl * DLOCK_NS_PER_US);
 	pg_atomic_init_u64(&live->heartbeats, 0);

@@ -153,6 +153,25 @@ DlockPendingGuard(DlockPending *note, int64 token)
 	AddNote(note, PENDING_GUARD, DlockLivePin(note->db, token));
 }
 
+/* Does this transaction guard a lease of that lock? */
+bool
+DlockPendingGuards(const char *name)
+{
+	int			namelen = strlen(name);
+	dlist_iter	iter;
+
+	dlist_foreach(iter, &notes)
+	{
+		DlockPending *note = dlist_container(DlockPending, node, iter.cur);
+
+		if (note->kind == PENDING_GUARD && note->live != NULL &&
+			note->live->namelen == namelen &&
+			memcmp(note->live->name, name, namelen) == 0)
+			return true;
+	}
+	return false;
+}
+
 /* A new TTL, in µs, was written. */
 void
 DlockPendingTtl(DlockPending *note, int64 token, int64 ttl)
@@ -295,6 +314,9 @@ Commit(DlockPending *note)
 				DlockSessionEnd(live, DLOCK_RELEASED);
 			break;
 		case PENDING_GUARD:
+			if (live != NULL)
+				DlockLiveUnguard(live);
+			break;
 		case PENDING_NOTHING:
 			break;
 	}

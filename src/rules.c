@@ -16,11 +16,7 @@
 #include "access/xlog.h"
 #include "commands/async.h"
 #include "miscadmin.h"
-#include "postmaster/bgworker.h"
-#include "utils/acl.h"
 #include "utils/builtins.h"
-#include "utils/fmgrprotos.h"
-#include "utils/guc.h"
 #include "utils/json.h"
 #include "utils/rel.h"
 #include "utils/timestamp.h"
@@ -38,53 +34,6 @@ typedef struct Claim
 	DlockLease	lease;
 	DlockRow	row;
 } Claim;
-
-/*
- * May the current user act for this role?  As everywhere in the server, by
- * having its privileges: superusers, the role itself, and its members.
- */
-bool
-DlockMayUse(Oid role)
-{
-	return has_privs_of_role(GetUserId(), role);
-}
-
-void
-DlockDenyLease(int64 token)
-{
-	ereport(ERROR,
-			(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-			 errmsg("permission denied for lease " INT64_FORMAT, token),
-			 errdetail("It belongs to another role.")));
-}
-
-void
-DlockDenySession(int64 id)
-{
-	ereport(ERROR,
-			(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-			 errmsg("permission denied for session " INT64_FORMAT, id),
-			 errdetail("It belongs to another role.")));
-}
-
-/* Who is calling: the default owner, and what history says of who ended. */
-const char *
-DlockDescribeMe(void)
-{
-	LOCAL_FCINFO(fcinfo, 0);
-	Datum		address;
-
-	if (MyBgworkerEntry != NULL)
-		return psprintf("%s %d", MyBgworkerEntry->bgw_type, MyProcPid);
-
-	InitFunctionCallInfoData(*fcinfo, NULL, 0, InvalidOid, NULL, NULL);
-	address = inet_client_addr(fcinfo);
-	return psprintf("%s %s %d",
-					application_name && application_name[0] ? application_name : "unknown",
-					fcinfo->isnull ? "[local]" :
-					DatumGetCString(DirectFunctionCall1(inet_out, address)),
-					MyProcPid);
-}
 
 /*
  * The caller's snapshot is from before the lock's last change: it would work
@@ -146,6 +95,11 @@ ClaimLease(Claim *claim, int64 token, const char *what, bool share, bool dead,
 
 	claim->namehash = DlockHashName(lease->name, strlen(lease->name));
 	claim->rel = table_open(claim->objects.lease, mode);
+#ifdef DLOCK_BREAK_GUARD		/* for test/torture: is the harness awake? */
+	if (share)
+		return DlockFetchRow(claim->rel, lease->name, strlen(lease->name),
+							 lease->slot, &claim->row);
+#endif
 	if (DlockLockSlot(claim->namehash, lease->slot, share, wait))
 	{
 		/* look again: time has passed, and somebody may have ended it */

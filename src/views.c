@@ -409,6 +409,8 @@ dlock_history(PG_FUNCTION_ARGS)
 	HeapTuple	tuple;
 	Oid			role = InvalidOid;
 	bool		may_see = false;
+	Datum	   *values;
+	bool	   *nulls;
 
 	DlockRequirePreloaded();
 	InitMaterializedSRF(fcinfo, 0);
@@ -416,6 +418,8 @@ dlock_history(PG_FUNCTION_ARGS)
 		return (Datum) 0;
 
 	rel = table_open(objects.history, AccessShareLock);
+	values = palloc_array(Datum, RelationGetDescr(rel)->natts);
+	nulls = palloc_array(bool, RelationGetDescr(rel)->natts);
 	scan = systable_beginscan(rel, InvalidOid, false, SnapshotSelf, 0, NULL);
 	while (HeapTupleIsValid(tuple = systable_getnext(scan)))
 	{
@@ -430,7 +434,11 @@ dlock_history(PG_FUNCTION_ARGS)
 			may_see = MaySee(role);
 		}
 		if (may_see)
-			tuplestore_puttuple(rsinfo->setResult, tuple);
+		{
+			/* the view has all columns but the last */
+			heap_deform_tuple(tuple, RelationGetDescr(rel), values, nulls);
+			tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
+		}
 	}
 	systable_endscan(scan);
 	table_close(rel, AccessShareLock);

@@ -1,0 +1,217 @@
+/*-------------------------------------------------------------------------
+ *
+ * protect.c
+ *	  Protected tables: no write without a guard on a lock.
+ *
+ * A row-level trigger that always fires, with the lock's name as its argument,
+ * is put on the table and on each inheritance child; the server clones it to
+ * partitions, to later ones too.  TRUNCATE has a statement-level trigger on
+ * each table, and is looked at by a hook as well, because statement-level
+ * triggers are not cloned to later partitions.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "dlock.h"
+
+#include "access/relation.h"
+#include "access/table.h"
+#include "catalog/dependency.h"
+#include "catalog/objectaccess.h"
+#include "catalog/pg_class.h"
+#include "catalog/pg_inherits.h"
+#include "catalog/pg_trigger.h"
+#include "commands/trigger.h"
+#include "miscadmin.h"
+#include "nodes/makefuncs.h"
+#include "parser/parse_func.h"
+#include "utils/acl.h"
+#include "utils/builtins.h"
+#include "utils/lsyscache.h"
+#include "utils/rel.h"
+
+PG_FUNCTION_INFO_V1(dlock_protect);
+PG_FUNCTION_INFO_V1(dlock_unprotect);
+PG_FUNCTION_INFO_V1(dlock_protected);
+
+#define ROW_TRIGGER			"dlock_protect"
+#define TRUNCATE_TRIGGER	"dlock_protect_truncate"
+
+static object_access_hook_type prev_object_access_hook = NULL;
+
+/* Raise LK002 unless this transaction guards a lease of that lock. */
+static void
+RequireGuard(Relation rel, const char *lock)
+{
+	if (!DlockPendingGuards(lock))
+		ereport(ERROR,
+				(errcode(ERRCODE_DLOCK_NO_GUARD),
+				 errmsg("cannot write to table \"%s\" without a guard on lock \"%s\"",
+						RelationGetRelationName(rel), lock),
+				 errhint("Call dlock_guard() with the token of your lease first, in the same transaction.")));
+}
+
+/* The trigger of protected tables; its argument is the name of the lock. */
+Datum
+dlock_protected(PG_FUNCTION_ARGS)
+{
+	TriggerData *data = (TriggerData *) fcinfo->context;
+
+	if (!CALLED_AS_TRIGGER(fcinfo) || data->tg_trigger->tgnargs != 1)
+		elog(ERROR, "dlock_protected: not called as the trigger of a protected table");
+	DlockRequirePreloaded();
+	RequireGuard(data->tg_relation, data->tg_trigger->tgargs[0]);
+
+	if (!TRIGGER_FIRED_FOR_ROW(data->tg_event))
+		return PointerGetDatum(NULL);
+	return PointerGetDatum(TRIGGER_FIRED_BY_UPDATE(data->tg_event) ?
+						   data->tg_newtuple : data->tg_trigtuple);
+}
+
+/* TRUNCATE of a table that has the row-level trigger needs the guard too. */
+static void
+DlockObjectAccess(ObjectAccessType access, Oid classId, Oid objectId, int subId,
+				  void *arg)
+{
+	if (prev_object_access_hook)
+		prev_object_access_hook(access, classId, objectId, subId, arg);
+
+	if (access == OAT_TRUNCATE && classId == RelationRelationId)
+	{
+		/* TRUNCATE has locked it */
+		Relation	rel = table_open(objectId, NoLock);
+		TriggerDesc *triggers = rel->trigdesc;
+
+		for (int i = 0; triggers != NULL && i < triggers->numtriggers; i++)
+		{
+			Trigger    *trigger = &triggers->triggers[i];
+
+			if (strcmp(trigger->tgname, ROW_TRIGGER) == 0 && trigger->tgnargs == 1 &&
+				trigger->tgenabled == TRIGGER_FIRES_ALWAYS)
+				RequireGuard(rel, trigger->tgargs[0]);
+		}
+		table_close(rel, NoLock);
+	}
+}
+
+/* Install the hook, in _PG_init(). */
+void
+DlockProtectInit(void)
+{
+	prev_object_access_hook = object_access_hook;
+	object_access_hook = DlockObjectAccess;
+}
+
+/*
+ * The table, locked like for CREATE TRIGGER, and all that inherit from it.
+ * 42501 for who does not own it, 42809 for what is no table.
+ */
+static List *
+OpenFamily(FunctionCallInfo fcinfo)
+{
+	Oid			relid;
+	Relation	rel;
+
+	if (PG_ARGISNULL(0))
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("argument \"%s\" must not be null", "relation")));
+	relid = PG_GETARG_OID(0);
+	rel = relation_open(relid, ShareRowExclusiveLock);
+	if (rel->rd_rel->relkind != RELKIND_RELATION &&
+		rel->rd_rel->relkind != RELKIND_PARTITIONED_TABLE)
+		ereport(ERROR,
+				(errcode(ERRCODE_WRONG_OBJECT_TYPE),
+				 errmsg("\"%s\" is not a table", RelationGetRelationName(rel))));
+	if (!DlockMayUse(rel->rd_rel->relowner))
+		aclcheck_error(ACLCHECK_NOT_OWNER, OBJECT_TABLE, RelationGetRelationName(rel));
+	relation_close(rel, NoLock);
+
+	return find_all_inheritors(relid, ShareRowExclusiveLock, NULL);
+}
+
+/* The function of the triggers, which is where dlock_protect() is. */
+static Oid
+TriggerFunction(FunctionCallInfo fcinfo)
+{
+	char	   *schema = get_namespace_name(get_func_namespace(fcinfo->flinfo->fn_oid));
+
+	return LookupFuncName(list_make2(makeString(schema), makeString("dlock_protected")),
+						  0, NULL, false);
+}
+
+static void
+CreateOne(Oid relid, Oid function, const char *name, const char *lock,
+		  bool row, int16 events)
+{
+	CreateTrigStmt *stmt = makeNode(CreateTrigStmt);
+
+	stmt->trigname = pstrdup(name);
+	stmt->args = list_make1(makeString(pstrdup(lock)));
+	stmt->row = row;
+	stmt->timing = TRIGGER_TYPE_BEFORE;
+	stmt->events = events;
+	(void) CreateTriggerFiringOn(stmt, NULL, relid, InvalidOid, InvalidOid, InvalidOid,
+								 function, InvalidOid, NULL, false, false,
+								 TRIGGER_FIRES_ALWAYS);
+}
+
+/* Protect a table and all that inherits from it. */
+Datum
+dlock_protect(PG_FUNCTION_ARGS)
+{
+	const char *lock = DlockArgName(fcinfo, 1);
+	List	   *family = OpenFamily(fcinfo);
+	Oid			function = TriggerFunction(fcinfo);
+	ListCell   *lc;
+
+	foreach(lc, family)
+	{
+		Oid			relid = lfirst_oid(lc);
+
+		/* partitions get a clone of the row-level trigger */
+		if (relid == linitial_oid(family) || !get_rel_relispartition(relid))
+			CreateOne(relid, function, ROW_TRIGGER, lock, true,
+					  TRIGGER_TYPE_INSERT | TRIGGER_TYPE_UPDATE | TRIGGER_TYPE_DELETE);
+		if (get_rel_relkind(relid) != RELKIND_FOREIGN_TABLE)
+			CreateOne(relid, function, TRUNCATE_TRIGGER, lock, false,
+					  TRIGGER_TYPE_TRUNCATE);
+	}
+	PG_RETURN_VOID();
+}
+
+/*
+ * Drop a trigger of ours; false when the table does not have it.  A clone goes
+ * with the trigger that it is a clone of.
+ */
+static bool
+DropOne(Oid relid, const char *name)
+{
+	ObjectAddress trigger;
+
+	trigger.classId = TriggerRelationId;
+	trigger.objectId = get_trigger_oid(relid, name, true);
+	trigger.objectSubId = 0;
+	if (!OidIsValid(trigger.objectId))
+		return false;
+	performDeletion(&trigger, DROP_RESTRICT, 0);
+	return true;
+}
+
+/* Take the protection off again; false when there was none. */
+Datum
+dlock_unprotect(PG_FUNCTION_ARGS)
+{
+	List	   *family = OpenFamily(fcinfo);
+	bool		result = false;
+	ListCell   *lc;
+
+	foreach(lc, family)
+	{
+		Oid			relid = lfirst_oid(lc);
+
+		if (relid == linitial_oid(family) || !get_rel_relispartition(relid))
+			result |= DropOne(relid, ROW_TRIGGER);
+		(void) DropOne(relid, TRUNCATE_TRIGGER);
+	}
+	PG_RETURN_BOOL(result);
+}

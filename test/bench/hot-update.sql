@@ -1,0 +1,1 @@
+UPDATE bench.hot SET n = n + 1;

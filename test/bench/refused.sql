@@ -1,0 +1,1 @@
+SELECT dlock_acquire('held');
