@@ -4,7 +4,7 @@
  *	  Arguments of the SQL-callable functions: checks and defaults.
  *
  * No function is STRICT: a NULL setting means its default, and a NULL token
- * is a lost one.  All errors here are 22023 and name the argument.
+ * is a lost one.  Errors here are 22023 and name the argument.
  *
  *-------------------------------------------------------------------------
  */
@@ -101,15 +101,17 @@ DlockArgId(FunctionCallInfo fcinfo, int arg)
 }
 
 /*
- * A session, 0 for none.  Zero and negative ones are as gone as any that is:
- * they must not become a request without a session.
+ * A session, 0 for none.  One that cannot be is as gone as any that was: it
+ * must not become a request without a session.
  */
 int64
 DlockArgSession(FunctionCallInfo fcinfo, int arg)
 {
 	if (PG_ARGISNULL(arg))
 		return 0;
-	return PG_GETARG_INT64(arg) > 0 ? PG_GETARG_INT64(arg) : PG_INT64_MAX;
+	if (PG_GETARG_INT64(arg) <= 0)
+		DlockSessionIsGone(PG_GETARG_INT64(arg));
+	return PG_GETARG_INT64(arg);
 }
 
 /* A flag that is off by default. */

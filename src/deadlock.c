@@ -4,9 +4,9 @@
  *	  Waits that would never end: cycles among the waiters of the queue.
  *
  * A waiter waits for the sessions and transactions whose leases are in its
- * way, and for the earlier waiters that it conflicts with.  If these wait in
- * turn, and so on back to the first, nobody in the cycle will ever be served.
- * The one with the last ticket gives up.
+ * way, or in the way of a waiter before it.  If one of these waits in turn, and
+ * so on back to the first, nobody in the cycle will ever be served.  The one
+ * with the last ticket gives up.
  *
  * Cycles through locks of the server are its own detector's: where all depends
  * on one transaction, a waiter sleeps on that one's tag.  A cycle through both
@@ -26,84 +26,87 @@
 typedef struct Search
 {
 	DlockDatabase *db;
-	DlockWaiter *waiters;
+	DlockWaiter *waiters;		/* by ticket */
 	int			n;
 	bool	   *visited;
 	int		   *path;			/* waiters from the first on */
 	int			depth;
 } Search;
 
-/* Does "waiter" wait for the waiter "other", by these leases or its place? */
+/* Is it this waiter that has the lease? */
 static bool
-WaitsForWaiter(const DlockWaiter *waiter, const DlockWaiter *other,
-			   const DlockBlocker *blockers, int nblockers)
+HasLease(const DlockWaiter *waiter, const DlockBlocker *blocker)
 {
-	for (int i = 0; i < nblockers; i++)
-	{
-		if (blockers[i].session != 0 && blockers[i].session == other->session)
-			return true;
-		if (blockers[i].pending && blockers[i].pid == other->pid)
-			return true;
-		if (blockers[i].ender != 0 && blockers[i].ender == other->pid)
-			return true;
-	}
-	return other->ticket < waiter->ticket &&
-		other->namehash == waiter->namehash &&
-		strcmp(other->name, waiter->name) == 0 &&
-		DlockWaitersExclude(other, waiter);
+	return (blocker->session != 0 && blocker->session == waiter->session) ||
+		(blocker->pending && blocker->pid == waiter->pid) ||
+		(blocker->ender != 0 && blocker->ender == waiter->pid);
 }
 
-/* The request that a waiter stands for, as far as conflicts go. */
-void
-DlockWaiterRequest(const DlockWaiter *waiter, DlockRequest *request)
+/* Is an earlier waiter in the way of this one? */
+static bool
+IsBehindAnother(Search *search, int me)
 {
-	memset(request, 0, sizeof(*request));
-	request->name = waiter->name;
-	request->namelen = waiter->namelen;
-	request->share = waiter->share[0] != '\0' ? waiter->share : NULL;
-	request->capacity = waiter->capacity;
-	request->defined = waiter->defined;
-	request->session = waiter->session;
+	const DlockWaiter *waiter = &search->waiters[me];
+
+	for (int i = 0; i < me; i++)
+	{
+		if (search->waiters[i].namehash == waiter->namehash &&
+			strcmp(search->waiters[i].name, waiter->name) == 0 &&
+			DlockWaitersExclude(&search->waiters[i], waiter))
+			return true;
+	}
+	return false;
 }
 
 /* Does any path from this waiter lead back to the first one? */
 static bool
 LeadsBack(Search *search, int from)
 {
-	DlockBlocker blockers[MAX_BLOCKERS];
+	DlockBlocker *blockers = palloc_array(DlockBlocker, MAX_BLOCKERS);
 	DlockRequest request;
 	int			nblockers;
+	bool		found = false;
 
+	check_stack_depth();
+	CHECK_FOR_INTERRUPTS();
 	search->visited[from] = true;
 	search->path[search->depth++] = from;
 
+	/* who stands behind another waits for what that one waits for */
 	DlockWaiterRequest(&search->waiters[from], &request);
-	nblockers = DlockLiveBlockers(search->db, &request, blockers, MAX_BLOCKERS);
-	for (int i = 0; i < search->n; i++)
+	nblockers = DlockLiveBlockers(search->db, &request, IsBehindAnother(search, from),
+								  blockers, MAX_BLOCKERS);
+	for (int i = 0; i < nblockers && !found; i++)
 	{
-		if (i == from ||
-			!WaitsForWaiter(&search->waiters[from], &search->waiters[i],
-							blockers, nblockers))
-			continue;
-		if (i == search->path[0])
-			return true;
-		if (!search->visited[i] && LeadsBack(search, i))
-			return true;
+		for (int j = 0; j < search->n && !found; j++)
+		{
+			if (j != from && HasLease(&search->waiters[j], &blockers[i]))
+				found = (j == search->path[0]) ||
+					(!search->visited[j] && LeadsBack(search, j));
+		}
 	}
-	search->depth--;
-	return false;
+	pfree(blockers);
+	if (!found)
+		search->depth--;
+	return found;
 }
 
 /*
  * Raise 40P01 if this backend, which is in the queue, is the last that joined
- * a cycle of waits.
+ * a cycle of waits.  Leaves garbage in the current memory context.
+ *
+ * A waiter without a session and without a lease of its transaction has
+ * nothing that anybody waits for.
  */
 void
-DlockCheckDeadlock(DlockDatabase *db)
+DlockCheckDeadlock(DlockDatabase *db, int64 session)
 {
 	Search		search;
 	int			me = -1;
 	StringInfoData detail;
+
+	if (session == 0 && !DlockPendingAny())
+		return;
 
 	search.db = db;
 	search.waiters = DlockQueueCopy(db, &search.n);

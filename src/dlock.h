@@ -499,6 +499,7 @@ extern const char *DlockExtensionVersion(Oid *extension, Oid *owner);
 extern bool DlockMayUse(Oid role);
 pg_noreturn extern void DlockDenyLease(int64 token);
 pg_noreturn extern void DlockDenySession(int64 id);
+pg_noreturn extern void DlockSessionIsGone(int64 id);
 extern const char *DlockDescribeMe(void);
 
 /* ---- tag.c: the heavyweight locks -------------------------------------- */
@@ -575,7 +576,7 @@ extern bool DlockLiveFind(DlockDatabase *db, int64 token, DlockLease *lease);
 extern void DlockLiveLook(DlockDatabase *db, const DlockRequest *request,
 						  DlockLook *look);
 extern void DlockLiveCountRefusal(DlockDatabase *db, const DlockRequest *request);
-extern int	DlockLiveBlockers(DlockDatabase *db, const DlockRequest *request,
+extern int	DlockLiveBlockers(DlockDatabase *db, const DlockRequest *request, bool all,
 							  DlockBlocker *blockers, int max);
 extern int	DlockLiveHolders(DlockDatabase *db, const char *name, int namelen,
 							 int64 *tokens, int max);
@@ -619,11 +620,11 @@ extern void DlockQueueLooks(void);
 extern void DlockQueueSleep(DlockNanos until);
 extern DlockWaiter *DlockQueueCopy(DlockDatabase *db, int *n);
 extern bool DlockWaitersExclude(const DlockWaiter *earlier, const DlockWaiter *later);
+extern void DlockWaiterRequest(const DlockWaiter *waiter, DlockRequest *request);
 
 /* ---- deadlock.c: waits that would never end ---------------------------- */
 
-extern void DlockWaiterRequest(const DlockWaiter *waiter, DlockRequest *request);
-extern void DlockCheckDeadlock(DlockDatabase *db);
+extern void DlockCheckDeadlock(DlockDatabase *db, int64 session);
 
 /* ---- pending.c: what a transaction owes memory ------------------------- */
 
@@ -636,6 +637,7 @@ extern void DlockPendingEnd(DlockPending *note, int64 token, DlockOutcome outcom
 							int64 delay, bool flush, XLogRecPtr wal_before,
 							const char *log);
 extern void DlockPendingGuard(DlockPending *note, int64 token);
+extern bool DlockPendingAny(void);
 extern bool DlockPendingGuards(const char *name);
 extern void DlockPendingTtl(DlockPending *note, int64 token, int64 ttl);
 extern void DlockPendingRevoke(DlockPending *note, int64 token, int64 grace);

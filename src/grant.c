@@ -60,16 +60,6 @@ typedef struct Try
  * ----------
  */
 
-/* Raise LK001: what this session held is lost, and it gets nothing more. */
-static void
-SessionIsGone(int64 id)
-{
-	ereport(ERROR,
-			(errcode(ERRCODE_DLOCK_LEASE_LOST),
-			 errmsg("session " INT64_FORMAT " is gone", id),
-			 errhint("Open a new session, and acquire its locks anew.")));
-}
-
 /*
  * Fill in what the caller did not say, from the session, the definition and
  * the settings; and see whether the caller may ask for this at all.
@@ -98,7 +88,7 @@ Complete(Try *try)
 	if (request->session != 0)
 	{
 		if (!DlockSessionFind(try->db, request->session, &session))
-			SessionIsGone(request->session);
+			DlockSessionIsGone(request->session);
 		if (!DlockMayUse(session.role))
 			DlockDenySession(request->session);
 		if (request->ttl > session.ttl)
@@ -362,7 +352,7 @@ Grant(Try *try)
 	note = DlockPendingReserve(try->db);
 	live = DlockMapInsert(try->db, token, request, slot);
 	if (live == NULL)
-		SessionIsGone(request->session);
+		DlockSessionIsGone(request->session);
 	DlockPendingGrant(note, live);
 	CommandCounterIncrement();
 	DlockUnlockName(try->namehash);
@@ -421,6 +411,46 @@ WaitsForItself(const DlockRequest *request)
 			 errhint("Use retry or reentrant to ask again for what a session holds.")));
 }
 
+/* What has to be as before when an internal subtransaction is over. */
+typedef struct Subtransaction
+{
+	MemoryContext context;
+	ResourceOwner owner;
+} Subtransaction;
+
+static void
+BeginSub(Subtransaction *sub)
+{
+	sub->context = CurrentMemoryContext;
+	sub->owner = CurrentResourceOwner;
+	BeginInternalSubTransaction(NULL);
+	MemoryContextSwitchTo(sub->context);
+}
+
+static void
+EndSub(Subtransaction *sub, bool commit)
+{
+	if (commit)
+		ReleaseCurrentSubTransaction();
+	else
+		RollbackAndReleaseCurrentSubTransaction();
+	MemoryContextSwitchTo(sub->context);
+	CurrentResourceOwner = sub->owner;
+}
+
+/* An error has come up in it: roll back, and go on with the error. */
+static ErrorData *
+FailSub(Subtransaction *sub)
+{
+	ErrorData  *error;
+
+	MemoryContextSwitchTo(sub->context);
+	error = CopyErrorData();
+	FlushErrorState();
+	EndSub(sub, false);
+	return error;
+}
+
 /*
  * Sleep for up to "ms" on the tag of a slot that an open transaction has,
  * where the server finds deadlocks.  In a subtransaction, to come back from
@@ -429,36 +459,29 @@ WaitsForItself(const DlockRequest *request)
 static void
 SleepOnTag(uint64 namehash, int slot, int ms)
 {
-	MemoryContext context = CurrentMemoryContext;
-	ResourceOwner owner = CurrentResourceOwner;
+	Subtransaction sub;
 	int			lock_timeout = LockTimeout;
 
-	BeginInternalSubTransaction(NULL);
-	MemoryContextSwitchTo(context);
+	BeginSub(&sub);
 	PG_TRY();
 	{
 		LockTimeout = ms;
 		(void) DlockLockSlot(namehash, slot, false, true);
 		LockTimeout = lock_timeout;
 		DlockUnlockSlot(namehash, slot, false);
-		ReleaseCurrentSubTransaction();
+		EndSub(&sub, true);
 	}
 	PG_CATCH();
 	{
 		ErrorData  *error;
 
 		LockTimeout = lock_timeout;
-		MemoryContextSwitchTo(context);
-		error = CopyErrorData();
+		error = FailSub(&sub);
 		if (error->sqlerrcode != ERRCODE_LOCK_NOT_AVAILABLE)
-			PG_RE_THROW();
-		FlushErrorState();
+			ReThrowError(error);
 		FreeErrorData(error);
-		RollbackAndReleaseCurrentSubTransaction();
 	}
 	PG_END_TRY();
-	MemoryContextSwitchTo(context);
-	CurrentResourceOwner = owner;
 }
 
 /* Begin a new transaction, so that no snapshot is held over a sleep. */
@@ -481,8 +504,17 @@ Wait(Try *try, bool between)
 	DlockNanos	started = DlockNow();
 	DlockNanos	ends = started + request->wait * DLOCK_NS_PER_US;
 	DlockNanos	check_at = started + DeadlockTimeout * DLOCK_NS_PER_MS;
+	DlockNanos	timeout_at = PG_UINT64_MAX;
 	DlockNanos	now = started;
+	MemoryContext context;
 	volatile int64 token = 0;
+
+	if (LockTimeout > 0)
+		timeout_at = started + LockTimeout * DLOCK_NS_PER_MS;
+
+	/* what a round leaves behind; a wait may have many */
+	context = AllocSetContextCreate(CurrentMemoryContext, "dlock wait",
+									ALLOCSET_SMALL_SIZES);
 
 	DlockCount(try->db, DLOCK_COUNT_WAITS, 1);
 	DlockQueueJoin(try->db, request);
@@ -502,7 +534,7 @@ Wait(Try *try, bool between)
 				RequireClient();
 				if (request->session != 0 &&
 					!DlockSessionFind(try->db, request->session, &session))
-					SessionIsGone(request->session);
+					DlockSessionIsGone(request->session);
 				request->waited = Max((DlockNow() - started) / DLOCK_NS_PER_US, 1);
 				if (between)
 					PushActiveSnapshot(GetTransactionSnapshot());
@@ -525,35 +557,33 @@ Wait(Try *try, bool between)
 			now = DlockNow();
 			if (now >= ends)
 				break;
-			until = Min(ends, now + SLEEP_MAX_MS * DLOCK_NS_PER_MS);
-			if (LockTimeout > 0)
-			{
-				DlockNanos	timeout = started + LockTimeout * DLOCK_NS_PER_MS;
-
-				if (now >= timeout)
-					ereport(ERROR,
-							(errcode(ERRCODE_LOCK_NOT_AVAILABLE),
-							 errmsg("canceling statement due to lock timeout")));
-				until = Min(until, timeout);
-			}
+			if (now >= timeout_at)
+				ereport(ERROR,
+						(errcode(ERRCODE_LOCK_NOT_AVAILABLE),
+						 errmsg("canceling statement due to lock timeout")));
 			if (now >= check_at)
 			{
-				DlockCheckDeadlock(try->db);
+				MemoryContext old = MemoryContextSwitchTo(context);
+
+				DlockCheckDeadlock(try->db, request->session);
+				MemoryContextSwitchTo(old);
+				MemoryContextReset(context);
 				check_at = now + DeadlockTimeout * DLOCK_NS_PER_MS;
 			}
+			until = Min(ends, timeout_at);
 
 			if (between)
 				NextTransaction();
 			if (try->look.uncommitted >= 0 && !try->ahead && !fits)
 			{
-				/* long enough for the deadlock detector to look */
-				DlockNanos	longer = Max(until, Min(ends, now + 2 * DeadlockTimeout * DLOCK_NS_PER_MS));
-
+				/* long enough for the server's deadlock detector to look */
+				until = Min(until, now + 2 * (DeadlockTimeout + SLEEP_MAX_MS) * DLOCK_NS_PER_MS);
 				SleepOnTag(try->namehash, try->look.uncommitted,
-						   Max((longer - now) / DLOCK_NS_PER_MS, 1));
+						   Max((until - now) / DLOCK_NS_PER_MS, 1));
 			}
 			else
-				DlockQueueSleep(Min(Min(until, check_at), try->look.changes_at));
+				DlockQueueSleep(Min(Min(until, now + SLEEP_MAX_MS * DLOCK_NS_PER_MS),
+									Min(check_at, try->look.changes_at)));
 			RequireClient();
 		}
 	}
@@ -625,10 +655,9 @@ bool
 DlockAcquireAll(const DlockRequest *request, const char *const *names, int n,
 				int64 *tokens)
 {
-	MemoryContext context = CurrentMemoryContext;
-	ResourceOwner owner = CurrentResourceOwner;
+	Subtransaction sub;
 	DlockNanos	ends = DlockNow() + request->wait * DLOCK_NS_PER_US;
-	bool		all = true;
+	volatile bool all = true;
 
 	/* most often one look at memory tells that it is in vain */
 	for (int i = 0; i < n && request->wait == 0; i++)
@@ -647,24 +676,26 @@ DlockAcquireAll(const DlockRequest *request, const char *const *names, int n,
 		}
 	}
 
-	BeginInternalSubTransaction(NULL);
-	MemoryContextSwitchTo(context);
-	for (int i = 0; i < n && all; i++)
+	BeginSub(&sub);
+	PG_TRY();
 	{
-		DlockRequest one = *request;
-		DlockNanos	now = DlockNow();
+		for (int i = 0; i < n && all; i++)
+		{
+			DlockRequest one = *request;
+			DlockNanos	now = DlockNow();
 
-		one.name = names[i];
-		one.namelen = strlen(names[i]);
-		one.wait = ends > now && request->wait > 0 ? (ends - now) / DLOCK_NS_PER_US : 0;
-		tokens[i] = DlockAcquire(&one, false);
-		all = (tokens[i] != 0);
+			one.name = names[i];
+			one.namelen = strlen(names[i]);
+			one.wait = ends > now && request->wait > 0 ? (ends - now) / DLOCK_NS_PER_US : 0;
+			tokens[i] = DlockAcquire(&one, false);
+			all = (tokens[i] != 0);
+		}
+		EndSub(&sub, all);
 	}
-	if (all)
-		ReleaseCurrentSubTransaction();
-	else
-		RollbackAndReleaseCurrentSubTransaction();
-	MemoryContextSwitchTo(context);
-	CurrentResourceOwner = owner;
+	PG_CATCH();
+	{
+		ReThrowError(FailSub(&sub));
+	}
+	PG_END_TRY();
 	return all;
 }

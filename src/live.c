@@ -126,11 +126,14 @@ DlockLiveIsGarbage(DlockLive *live, DlockNanos now)
 		 !WordIsAlive(DlockLiveWord(session, now)));
 }
 
-/* Has this transaction ended the lease? */
-static inline bool
+/* Has this transaction ended the lease, or the session, or its session? */
+static bool
 EndedByMe(DlockLive *live)
 {
-	return pg_atomic_read_u32(&live->ender) == (uint32) MyProcPid;
+	DlockLive  *session = DlockMapAt(live->session);
+
+	return pg_atomic_read_u32(&live->ender) == (uint32) MyProcPid ||
+		(session != NULL && pg_atomic_read_u32(&session->ender) == (uint32) MyProcPid);
 }
 
 /* Copy an entry out, under its partition's lock. */
@@ -430,11 +433,11 @@ DlockLiveBeside(DlockDatabase *db, const DlockLease *lease)
 }
 
 /*
- * The leases in the way of a request, up to "max", dead ones too; returns how
- * many.
+ * The leases in the way of a request, or all of its lock, dead ones too, up to
+ * "max"; returns how many.
  */
 int
-DlockLiveBlockers(DlockDatabase *db, const DlockRequest *request,
+DlockLiveBlockers(DlockDatabase *db, const DlockRequest *request, bool all,
 				  DlockBlocker *blockers, int max)
 {
 	DlockNanos	now = DlockNow();
@@ -451,7 +454,8 @@ DlockLiveBlockers(DlockDatabase *db, const DlockRequest *request,
 		bool		dead;
 
 		if (!HasName(live, request->name, request->namelen) ||
-			!Conflicts(live, request, now, &word, &rests_until, &dead))
+			(!Conflicts(live, request, now, &word, &rests_until, &dead) &&
+			 (!all || word == DLOCK_WORD_ENDED)))
 			continue;
 		blockers[n].token = live->key.id;
 		blockers[n].session = session ? -session->key.id : 0;

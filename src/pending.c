@@ -153,6 +153,13 @@ DlockPendingGuard(DlockPending *note, int64 token)
 	AddNote(note, PENDING_GUARD, DlockLivePin(note->db, token));
 }
 
+/* Does this transaction hold on to any lease? */
+bool
+DlockPendingAny(void)
+{
+	return !dlist_is_empty(&notes);
+}
+
 /* Does this transaction guard a lease of that lock? */
 bool
 DlockPendingGuards(const char *name)
@@ -202,8 +209,12 @@ DlockPendingFlush(DlockPending *note)
 void
 DlockPendingSessionEnd(DlockPending *note, int64 session)
 {
+	DlockLive  *live = DlockLivePin(note->db, -session);
+
+	if (live != NULL)
+		pg_atomic_write_u32(&live->ender, (uint32) MyProcPid);
 	note->flush = true;
-	AddNote(note, PENDING_SESSION_END, DlockLivePin(note->db, -session));
+	AddNote(note, PENDING_SESSION_END, live);
 }
 
 /*
@@ -310,8 +321,10 @@ Commit(DlockPending *note)
 			changed = true;
 			break;
 		case PENDING_SESSION_END:
-			if (live != NULL)
-				DlockSessionEnd(live, DLOCK_RELEASED);
+			if (live == NULL)
+				break;
+			DlockSessionEnd(live, DLOCK_RELEASED);
+			pg_atomic_write_u32(&live->ender, 0);
 			break;
 		case PENDING_GUARD:
 			if (live != NULL)
@@ -335,7 +348,7 @@ Abort(DlockPending *note)
 	{
 		if (note->kind == PENDING_GRANT)
 			DlockLiveEnd(live, DLOCK_STATE_OVER, 0);
-		else if (note->kind == PENDING_END)
+		else if (note->kind == PENDING_END || note->kind == PENDING_SESSION_END)
 			pg_atomic_write_u32(&live->ender, 0);
 	}
 	Finish(note, false);

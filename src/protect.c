@@ -57,7 +57,10 @@ dlock_protected(PG_FUNCTION_ARGS)
 	TriggerData *data = (TriggerData *) fcinfo->context;
 
 	if (!CALLED_AS_TRIGGER(fcinfo) || data->tg_trigger->tgnargs != 1)
-		elog(ERROR, "dlock_protected: not called as the trigger of a protected table");
+		ereport(ERROR,
+				(errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
+				 errmsg("function \"%s\" was not called by a trigger of dlock_protect()",
+						"dlock_protected")));
 	DlockRequirePreloaded();
 	RequireGuard(data->tg_relation, data->tg_trigger->tgargs[0]);
 
@@ -67,7 +70,10 @@ dlock_protected(PG_FUNCTION_ARGS)
 						   data->tg_newtuple : data->tg_trigtuple);
 }
 
-/* TRUNCATE of a table that has the row-level trigger needs the guard too. */
+/*
+ * TRUNCATE of a table that has the row-level trigger needs the guard too.  The
+ * table may not be locked yet.
+ */
 static void
 DlockObjectAccess(ObjectAccessType access, Oid classId, Oid objectId, int subId,
 				  void *arg)
@@ -77,9 +83,8 @@ DlockObjectAccess(ObjectAccessType access, Oid classId, Oid objectId, int subId,
 
 	if (access == OAT_TRUNCATE && classId == RelationRelationId)
 	{
-		/* TRUNCATE has locked it */
-		Relation	rel = table_open(objectId, NoLock);
-		TriggerDesc *triggers = rel->trigdesc;
+		Relation	rel = try_table_open(objectId, AccessShareLock);
+		TriggerDesc *triggers = rel ? rel->trigdesc : NULL;
 
 		for (int i = 0; triggers != NULL && i < triggers->numtriggers; i++)
 		{
@@ -89,7 +94,8 @@ DlockObjectAccess(ObjectAccessType access, Oid classId, Oid objectId, int subId,
 				trigger->tgenabled == TRIGGER_FIRES_ALWAYS)
 				RequireGuard(rel, trigger->tgargs[0]);
 		}
-		table_close(rel, NoLock);
+		if (rel != NULL)
+			table_close(rel, AccessShareLock);
 	}
 }
 
@@ -103,20 +109,28 @@ DlockProtectInit(void)
 
 /*
  * The table, locked like for CREATE TRIGGER, and all that inherit from it.
- * 42501 for who does not own it, 42809 for what is no table.
+ * 42501 for who does not own it, 42809 for what is no table, 42P01 when there is
+ * none.
  */
 static List *
 OpenFamily(FunctionCallInfo fcinfo)
 {
+	DlockObjects objects;
 	Oid			relid;
 	Relation	rel;
 
+	(void) DlockOpenDatabase(&objects);
+	DlockRequireWritable("dlock_protect()");
 	if (PG_ARGISNULL(0))
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("argument \"%s\" must not be null", "relation")));
 	relid = PG_GETARG_OID(0);
-	rel = relation_open(relid, ShareRowExclusiveLock);
+	rel = try_relation_open(relid, ShareRowExclusiveLock);
+	if (rel == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_TABLE),
+				 errmsg("relation with OID %u does not exist", relid)));
 	if (rel->rd_rel->relkind != RELKIND_RELATION &&
 		rel->rd_rel->relkind != RELKIND_PARTITIONED_TABLE)
 		ereport(ERROR,
@@ -155,30 +169,6 @@ CreateOne(Oid relid, Oid function, const char *name, const char *lock,
 								 TRIGGER_FIRES_ALWAYS);
 }
 
-/* Protect a table and all that inherits from it. */
-Datum
-dlock_protect(PG_FUNCTION_ARGS)
-{
-	const char *lock = DlockArgName(fcinfo, 1);
-	List	   *family = OpenFamily(fcinfo);
-	Oid			function = TriggerFunction(fcinfo);
-	ListCell   *lc;
-
-	foreach(lc, family)
-	{
-		Oid			relid = lfirst_oid(lc);
-
-		/* partitions get a clone of the row-level trigger */
-		if (relid == linitial_oid(family) || !get_rel_relispartition(relid))
-			CreateOne(relid, function, ROW_TRIGGER, lock, true,
-					  TRIGGER_TYPE_INSERT | TRIGGER_TYPE_UPDATE | TRIGGER_TYPE_DELETE);
-		if (get_rel_relkind(relid) != RELKIND_FOREIGN_TABLE)
-			CreateOne(relid, function, TRUNCATE_TRIGGER, lock, false,
-					  TRIGGER_TYPE_TRUNCATE);
-	}
-	PG_RETURN_VOID();
-}
-
 /*
  * Drop a trigger of ours; false when the table does not have it.  A clone goes
  * with the trigger that it is a clone of.
@@ -197,6 +187,33 @@ DropOne(Oid relid, const char *name)
 	return true;
 }
 
+/* Protect a table and all that inherits from it. */
+Datum
+dlock_protect(PG_FUNCTION_ARGS)
+{
+	const char *lock = DlockArgName(fcinfo, 1);
+	List	   *family = OpenFamily(fcinfo);
+	Oid			function = TriggerFunction(fcinfo);
+	ListCell   *lc;
+
+	foreach(lc, family)
+	{
+		Oid			relid = lfirst_oid(lc);
+
+		/* partitions get a clone of the row-level trigger */
+		if (relid == linitial_oid(family) || !get_rel_relispartition(relid))
+			CreateOne(relid, function, ROW_TRIGGER, lock, true,
+					  TRIGGER_TYPE_INSERT | TRIGGER_TYPE_UPDATE | TRIGGER_TYPE_DELETE);
+		if (get_rel_relkind(relid) == RELKIND_FOREIGN_TABLE)
+			continue;
+		/* a partition that was detached has kept this one alone */
+		(void) DropOne(relid, TRUNCATE_TRIGGER);
+		CreateOne(relid, function, TRUNCATE_TRIGGER, lock, false,
+				  TRIGGER_TYPE_TRUNCATE);
+	}
+	PG_RETURN_VOID();
+}
+
 /* Take the protection off again; false when there was none. */
 Datum
 dlock_unprotect(PG_FUNCTION_ARGS)
@@ -211,7 +228,7 @@ dlock_unprotect(PG_FUNCTION_ARGS)
 
 		if (relid == linitial_oid(family) || !get_rel_relispartition(relid))
 			result |= DropOne(relid, ROW_TRIGGER);
-		(void) DropOne(relid, TRUNCATE_TRIGGER);
+		result |= DropOne(relid, TRUNCATE_TRIGGER);
 	}
 	PG_RETURN_BOOL(result);
 }

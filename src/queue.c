@@ -203,6 +203,19 @@ DlockWaitersExclude(const DlockWaiter *earlier, const DlockWaiter *later)
 	return earlier->share[0] == '\0' || strcmp(earlier->share, later->share) != 0;
 }
 
+/* The request that a waiter stands for, as far as conflicts go. */
+void
+DlockWaiterRequest(const DlockWaiter *waiter, DlockRequest *request)
+{
+	memset(request, 0, sizeof(*request));
+	request->name = waiter->name;
+	request->namelen = waiter->namelen;
+	request->share = waiter->share[0] != '\0' ? waiter->share : NULL;
+	request->capacity = waiter->capacity;
+	request->defined = waiter->defined;
+	request->session = waiter->session;
+}
+
 /*
  * Add to "obstacles" the waiters that come before this request, which is all
  * of them if this backend has no ticket.  Returns whether there are any; if

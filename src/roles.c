@@ -58,3 +58,13 @@ DlockDescribeMe(void)
 					DatumGetCString(DirectFunctionCall1(inet_out, address)),
 					MyProcPid);
 }
+
+/* Raise LK001: what this session held is lost, and it gets nothing more. */
+void
+DlockSessionIsGone(int64 id)
+{
+	ereport(ERROR,
+			(errcode(ERRCODE_DLOCK_LEASE_LOST),
+			 errmsg("session " INT64_FORMAT " is gone", id),
+			 errhint("Open a new session, and acquire its locks anew.")));
+}

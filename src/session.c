@@ -141,13 +141,14 @@ DlockSessionAdopt(DlockDatabase *db, const DlockSession *session)
 	DlockLiveUnpin(live);
 }
 
-/* Copy out a session; false when it is gone. */
+/* Copy out a session; false when it is gone, or this transaction closed it. */
 bool
 DlockSessionFind(DlockDatabase *db, int64 id, DlockSession *session)
 {
 	DlockKey	key;
 	DlockLive  *live;
 	uint64		word;
+	bool		ended_by_me;
 
 	if (id <= 0)
 		return false;
@@ -161,15 +162,15 @@ DlockSessionFind(DlockDatabase *db, int64 id, DlockSession *session)
 	session->role = live->role;
 	session->connected = (word == DLOCK_WORD_CONNECTED);
 	session->pid = live->pid;
+	ended_by_me = pg_atomic_read_u32(&live->ender) == (uint32) MyProcPid;
 	memcpy(session->owner, live->name, live->namelen);
 	session->owner[live->namelen] = '\0';
 	DlockMapRelease();
-	return word > DLOCK_WORD_ENDED;
+	return word > DLOCK_WORD_ENDED && !ended_by_me;
 }
 
 /*
- * Tokens of a session's leases, up to "max": those that are alive or dead but
- * not ended, or ("lost") those of which the session is to be told, which then
+ * Tokens of a session's leases, up to "max": those that are alive, or ("lost") those of which the session is to be told, which then
  * counts as done.  Returns how many.
  */
 int
@@ -177,6 +178,7 @@ DlockSessionLeases(DlockDatabase *db, int64 id, int64 *tokens, int max, bool los
 {
 	DlockKey	key;
 	DlockLive  *session;
+	DlockNanos	now = DlockNow();
 	int			n = 0;
 
 	DlockMapKey(&key, db, -id);
@@ -194,7 +196,8 @@ DlockSessionLeases(DlockDatabase *db, int64 id, int64 *tokens, int max, bool los
 			pg_atomic_write_u32(&live->lost, 2);
 			pg_atomic_fetch_sub_u32(&session->lost, 1);
 		}
-		else if (pg_atomic_read_u64(&live->word) == DLOCK_WORD_ENDED)
+		else if (DlockLiveWord(live, now) < DLOCK_WORD_PENDING ||
+				 pg_atomic_read_u32(&live->ender) == (uint32) MyProcPid)
 			continue;
 		tokens[n++] = live->key.id;
 	}
