@@ -392,7 +392,7 @@ LANGUAGE sql VOLATILE PARALLEL UNSAFE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
 	SELECT * FROM dlock.verify_leases()
-	UNION ALL
+	UNION
 	-- a slot's leases follow each other, in the order of their tokens
 	SELECT 'overlap', h.name, h.token,
 		   format('it begins at %s, and lease %s before it ended at %s',
@@ -403,24 +403,24 @@ AS $$
 		  FROM dlock.history
 		  WINDOW w AS (PARTITION BY name, slot ORDER BY token)) h
 	WHERE h.acquired_at < h.earlier_ended_at
-	UNION ALL
+	UNION
 	SELECT 'overlap', l.name, l.token,
 		   format('it begins at %s, and lease %s before it ended at %s',
 				  l.acquired_at, h.token, h.ended_at)
 	FROM dlock.lease l
 	JOIN dlock.history h ON h.name = l.name AND h.slot = l.slot AND h.token < l.token
 	WHERE h.ended_at > l.acquired_at
-	UNION ALL
+	UNION
 	-- a token is one lease's, and has one end
 	SELECT 'token in history twice', min(h.name), h.token, format('%s rows', count(*))
 	FROM dlock.history h
 	GROUP BY h.token HAVING count(*) > 1
-	UNION ALL
+	UNION
 	SELECT 'held lease in history', h.name, h.token, h.outcome
 	FROM dlock.history h
 	JOIN dlock.lease l ON l.name = h.name AND l.slot = h.slot AND l.token = h.token
 	WHERE l.ended_at IS NULL
-	UNION ALL
+	UNION
 	-- every token came from the sequence, which never goes back
 	SELECT 'token out of order', t.name, t.token,
 		   format('the sequence stands at %s', s.last_value)
@@ -428,7 +428,7 @@ AS $$
 		  UNION ALL SELECT name, token FROM dlock.history) t,
 		 dlock.token_seq s
 	WHERE t.token > s.last_value
-	UNION ALL
+	UNION
 	SELECT 'token out of order', h.name, h.token,
 		   format('slot %s has lease %s', h.slot, l.token)
 	FROM dlock.history h

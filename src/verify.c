@@ -40,21 +40,19 @@ Report(FunctionCallInfo fcinfo, const char *breach, const char *name, int64 toke
 	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
 }
 
-/* What is wrong between this row and the map, or NULL. */
-static const char *
-Mismatch(DlockDatabase *db, const DlockRow *row)
+/* Does the map have the lease of this held row? */
+static bool
+IsInMap(DlockDatabase *db, const DlockRow *row)
 {
 	DlockLease	lease;
-	bool		known = DlockLiveFind(db, DlockRowToken(row), &lease);
 
-	if (DlockRowIsHeld(row) && (!known || lease.state >= DLOCK_STATE_MIN_HOLD))
-		return "lease without memory";
-	if (!DlockRowIsHeld(row) && known && DlockLeaseIsAlive(&lease))
-		return "memory without lease";
-	return NULL;
+	return DlockLiveFind(db, DlockRowToken(row), &lease) &&
+		lease.state < DLOCK_STATE_MIN_HOLD &&
+		lease.slot == DatumGetInt32(DlockRowValue(row, Anum_lease_slot)) &&
+		strcmp(lease.name, TextDatumGetCString(DlockRowValue(row, Anum_lease_name))) == 0;
 }
 
-/* Each row has its entry in the map. */
+/* Each row that is held has its entry in the map. */
 static void
 VerifyRows(FunctionCallInfo fcinfo, DlockDatabase *db, Relation rel)
 {
@@ -65,13 +63,12 @@ VerifyRows(FunctionCallInfo fcinfo, DlockDatabase *db, Relation rel)
 	{
 		DlockRow	row;
 		const char *name;
-		const char *breach;
 		uint64		namehash;
 		int			slot;
 
 		CHECK_FOR_INTERRUPTS();
 		DlockDeformRow(rel, tuple, &row);
-		if (Mismatch(db, &row) == NULL)
+		if (!DlockRowIsHeld(&row) || IsInMap(db, &row))
 			continue;
 
 		name = TextDatumGetCString(DlockRowValue(&row, Anum_lease_name));
@@ -80,8 +77,9 @@ VerifyRows(FunctionCallInfo fcinfo, DlockDatabase *db, Relation rel)
 		if (!DlockLockSlot(namehash, slot, true, false))
 			continue;
 		if (DlockFetchRow(rel, name, strlen(name), slot, &row) &&
-			(breach = Mismatch(db, &row)) != NULL)
-			Report(fcinfo, breach, name, DlockRowToken(&row), psprintf("slot %d", slot));
+			DlockRowIsHeld(&row) && !IsInMap(db, &row))
+			Report(fcinfo, "lease without memory", name, DlockRowToken(&row),
+				   psprintf("slot %d", slot));
 		DlockUnlockSlot(namehash, slot, true);
 	}
 	systable_endscan(scan);
