@@ -74,7 +74,7 @@ LeadsBack(Search *search, int from)
 
 	/* who stands behind another waits for what that one waits for */
 	DlockWaiterRequest(&search->waiters[from], &request);
-	nblockers = DlockLiveBlockers(search->db, &request, IsBehindAnother(search, from),
+	nblockers = DlockLookBlockers(search->db, &request, IsBehindAnother(search, from),
 								  blockers, MAX_BLOCKERS);
 	for (int i = 0; i < nblockers && !found; i++)
 	{

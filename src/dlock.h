@@ -29,10 +29,11 @@
  * the first call after a start (adoption).
  *
  * How a call travels: api.c takes the arguments (args.c checks them) and calls
- * grant.c, to get a lease, or rules.c, to do something with one that it has a
- * token of.  These two and adopt.c alone combine tag.c (heavyweight locks),
- * lease.c, history.c and definition.c (rows), live.c over map.c (who is
- * alive), queue.c (who waits) and pending.c (what memory is owed at commit).
+ * acquire.c and with it grant.c, to get a lease, or rules.c, to do something
+ * with one that it has a token of.  These and adopt.c alone combine tag.c
+ * (heavyweight locks), lease.c, history.c and definition.c (rows), look.c and
+ * live.c over map.c (who is alive), queue.c (who waits) and pending.c (what
+ * memory is owed at commit).
  * Every call goes through database.c first.  launcher.c and reaper.c decide
  * when and what to end, and call rules.c to do it.
  *
@@ -201,6 +202,25 @@ typedef struct DlockLive
 #define DLOCK_WORD_SESSION		UINT64CONST(3)	/* as its session is */
 #define DLOCK_WORD_CONNECTED	UINT64CONST(4)	/* a session, by its connection */
 #define DLOCK_WORD_REVOKING		(UINT64CONST(1) << 63)	/* beside a deadline */
+
+/* Alive: pending, or with a deadline that was not seen to pass. */
+static inline bool
+DlockWordIsAlive(uint64 word)
+{
+	return word >= DLOCK_WORD_PENDING;
+}
+
+static inline bool
+DlockWordIsDeadline(uint64 word)
+{
+	return word > DLOCK_WORD_CONNECTED;
+}
+
+static inline DlockNanos
+DlockWordDeadline(uint64 word)
+{
+	return word & ~DLOCK_WORD_REVOKING;
+}
 
 /* What the views call a lease.  The texts are in views.c, in this order. */
 typedef enum DlockState
@@ -402,6 +422,17 @@ typedef struct DlockDue
 	DlockNanos	at;
 } DlockDue;
 
+/* A lock, seen by a request. */
+typedef struct DlockTry
+{
+	DlockDatabase *db;
+	DlockObjects objects;
+	DlockRequest *request;
+	uint64		namehash;
+	DlockLook	look;
+	bool		ahead;			/* earlier waiters are in the way */
+} DlockTry;
+
 /* A backend that waits, or a place for one. */
 typedef struct DlockWaiter
 {
@@ -571,19 +602,10 @@ extern DlockDatabase **DlockMapDatabases(int *n);
 
 extern DlockNanos DlockNow(void);
 extern uint64 DlockLiveWord(DlockLive *live, DlockNanos now);
+extern DlockNanos DlockLiveRestsUntil(DlockLive *live, uint64 word, DlockState *kind);
 extern bool DlockLiveIsGarbage(DlockLive *live, DlockNanos now);
+extern bool DlockLiveEndedByMe(DlockLive *live);
 extern bool DlockLiveFind(DlockDatabase *db, int64 token, DlockLease *lease);
-extern void DlockLiveLook(DlockDatabase *db, const DlockRequest *request,
-						  DlockLook *look);
-extern void DlockLiveCountRefusal(DlockDatabase *db, const DlockRequest *request);
-extern int	DlockLiveBlockers(DlockDatabase *db, const DlockRequest *request, bool all,
-							  DlockBlocker *blockers, int max);
-extern int	DlockLiveHolders(DlockDatabase *db, const char *name, int namelen,
-							 int64 *tokens, int max);
-extern int	DlockLiveTokens(DlockDatabase *db, bool due, int64 *tokens, int max);
-extern int	DlockLiveDues(DlockDue *dues, int max);
-extern bool DlockLiveDeadline(const DlockKey *key, DlockNanos *at);
-extern int	DlockLiveBeside(DlockDatabase *db, const DlockLease *lease);
 extern bool DlockLiveHeartbeat(DlockDatabase *db, int64 id, Oid role,
 							   Oid *other_role);
 extern DlockLive *DlockLivePin(DlockDatabase *db, int64 id);
@@ -594,6 +616,20 @@ extern void DlockLiveRevoke(DlockLive *live, DlockNanos deadline);
 extern void DlockLiveEnd(DlockLive *live, DlockState rest, DlockNanos rests_until);
 extern void DlockLiveTellSession(DlockLive *live);
 extern void DlockLiveUnguard(DlockLive *live);
+
+/* ---- look.c: what the map shows ----------------------------------------- */
+
+extern void DlockLookAt(DlockDatabase *db, const DlockRequest *request,
+						  DlockLook *look);
+extern void DlockLookCountRefusal(DlockDatabase *db, const DlockRequest *request);
+extern int	DlockLookBlockers(DlockDatabase *db, const DlockRequest *request, bool all,
+							  DlockBlocker *blockers, int max);
+extern int	DlockLookHolders(DlockDatabase *db, const char *name, int namelen,
+							 int64 *tokens, int max);
+extern int	DlockLookTokens(DlockDatabase *db, bool due, int64 *tokens, int max);
+extern int	DlockLookDues(DlockDue *dues, int max);
+extern bool DlockLookDeadline(const DlockKey *key, DlockNanos *at);
+extern int	DlockLookBeside(DlockDatabase *db, const DlockLease *lease);
 
 /* ---- session.c --------------------------------------------------------- */
 
@@ -634,8 +670,8 @@ extern void DlockPendingInit(void);
 extern DlockPending *DlockPendingReserve(DlockDatabase *db);
 extern void DlockPendingGrant(DlockPending *note, DlockLive *live);
 extern void DlockPendingEnd(DlockPending *note, int64 token, DlockOutcome outcome,
-							int64 delay, bool flush, XLogRecPtr wal_before,
-							const char *log);
+							int64 delay, bool flush, const char *log);
+extern void DlockPendingWrote(XLogRecPtr wal_before);
 extern void DlockPendingGuard(DlockPending *note, int64 token);
 extern bool DlockPendingAny(void);
 extern bool DlockPendingGuards(const char *name);
@@ -644,7 +680,14 @@ extern void DlockPendingRevoke(DlockPending *note, int64 token, int64 grace);
 extern void DlockPendingFlush(DlockPending *note);
 extern void DlockPendingSessionEnd(DlockPending *note, int64 session);
 
-/* ---- grant.c: how a lease is got, and waited for ------------------------ */
+/* ---- grant.c: the grant of a lease to a request that fits --------------- */
+
+extern bool DlockFitsBeside(const DlockRequest *request,
+							const DlockObstacles *obstacles);
+extern bool DlockFits(DlockTry *try);
+extern int64 DlockGrant(DlockTry *try);
+
+/* ---- acquire.c: how a lease is got, and waited for ---------------------- */
 
 extern int64 DlockAcquire(DlockRequest *request, bool between);
 extern bool DlockAcquireAll(const DlockRequest *request, const char *const *names,

@@ -154,7 +154,7 @@ RebuildHeap(void)
 	dues = palloc_extended(max * sizeof(DlockDue), MCXT_ALLOC_HUGE);
 	MemoryContextSwitchTo(old);
 
-	n = DlockLiveDues(dues, max);
+	n = DlockLookDues(dues, max);
 	for (int i = 0; i < n; i++)
 		PushDue(&dues[i]);
 	pfree(dues);
@@ -423,7 +423,7 @@ PopDue(DlockNanos now)
 		if (node->due.at > now)
 			break;
 		(void) pairingheap_remove_first(heap);
-		if (DlockLiveDeadline(&node->due.key, &at))
+		if (DlockLookDeadline(&node->due.key, &at))
 		{
 			if (at > now)
 			{

@@ -15,11 +15,9 @@
  */
 #include "dlock.h"
 
-#include <limits.h>
 #include <time.h>
 
 #include "miscadmin.h"
-#include "utils/timestamp.h"
 
 /* The monotonic clock: no step of the wall clock moves it. */
 DlockNanos
@@ -29,24 +27,6 @@ DlockNow(void)
 
 	(void) clock_gettime(CLOCK_MONOTONIC, &ts);
 	return (DlockNanos) ts.tv_sec * UINT64CONST(1000000000) + ts.tv_nsec;
-}
-
-static inline bool
-WordIsAlive(uint64 word)
-{
-	return word >= DLOCK_WORD_PENDING;
-}
-
-static inline bool
-WordIsDeadline(uint64 word)
-{
-	return word > DLOCK_WORD_CONNECTED;
-}
-
-static inline DlockNanos
-Deadline(uint64 word)
-{
-	return word & ~DLOCK_WORD_REVOKING;
 }
 
 /*
@@ -66,13 +46,13 @@ DlockLiveWord(DlockLive *live, DlockNanos now)
 			DlockLive  *session = DlockMapAt(live->session);
 			uint64		of_session = DlockLiveWord(session, now);
 
-			if (WordIsAlive(of_session))
+			if (DlockWordIsAlive(of_session))
 				return of_session;
 			pg_atomic_write_u64(&live->died_at,
 								pg_atomic_read_u64(&session->died_at));
 		}
-		else if (WordIsDeadline(word) && Deadline(word) <= now)
-			pg_atomic_write_u64(&live->died_at, Deadline(word));
+		else if (DlockWordIsDeadline(word) && DlockWordDeadline(word) <= now)
+			pg_atomic_write_u64(&live->died_at, DlockWordDeadline(word));
 		else
 			return word;
 
@@ -85,8 +65,8 @@ DlockLiveWord(DlockLive *live, DlockNanos now)
  * Until when does a lock rest after this lease, 0 when it does not: for what
  * is left of min_hold, and after a lease that died, for the takeover delay.
  */
-static DlockNanos
-RestsUntil(DlockLive *live, uint64 word, DlockState *kind)
+DlockNanos
+DlockLiveRestsUntil(DlockLive *live, uint64 word, DlockState *kind)
 {
 	DlockNanos	until = pg_atomic_read_u64(&live->rests_until);
 
@@ -119,16 +99,16 @@ DlockLiveIsGarbage(DlockLive *live, DlockNanos now)
 	if (pg_atomic_read_u32(&live->pins) > 0)
 		return false;
 	if (live->key.id < 0)
-		return !WordIsAlive(word) && !DsaPointerIsValid(live->session_next);
+		return !DlockWordIsAlive(word) && !DsaPointerIsValid(live->session_next);
 	return word == DLOCK_WORD_ENDED &&
 		pg_atomic_read_u64(&live->rests_until) <= now &&
 		(session == NULL || pg_atomic_read_u32(&live->lost) != 1 ||
-		 !WordIsAlive(DlockLiveWord(session, now)));
+		 !DlockWordIsAlive(DlockLiveWord(session, now)));
 }
 
 /* Has this transaction ended the lease, or the session, or its session? */
-static bool
-EndedByMe(DlockLive *live)
+bool
+DlockLiveEndedByMe(DlockLive *live)
 {
 	DlockLive  *session = DlockMapAt(live->session);
 
@@ -145,7 +125,7 @@ CopyLease(DlockLive *live, DlockNanos now, DlockLease *lease)
 	DlockLive  *session = DlockMapAt(live->session);
 	DlockNanos	until = 0;
 	DlockState	rest_kind;
-	DlockNanos	rests_until = RestsUntil(live, word, &rest_kind);
+	DlockNanos	rests_until = DlockLiveRestsUntil(live, word, &rest_kind);
 
 	if (session != NULL && !(word & DLOCK_WORD_REVOKING))
 		ttl = pg_atomic_read_u64(&session->ttl);
@@ -156,11 +136,11 @@ CopyLease(DlockLive *live, DlockNanos now, DlockLease *lease)
 			DLOCK_STATE_PENDING : DLOCK_STATE_HELD;
 		until = now + ttl;
 	}
-	else if (WordIsDeadline(word))
+	else if (DlockWordIsDeadline(word))
 	{
 		lease->state = (word & DLOCK_WORD_REVOKING) ?
 			DLOCK_STATE_REVOKING : DLOCK_STATE_HELD;
-		until = Deadline(word);
+		until = DlockWordDeadline(word);
 	}
 	else if (word == DLOCK_WORD_DEAD)
 		lease->state = DLOCK_STATE_EXPIRED;
@@ -193,7 +173,7 @@ CopyLease(DlockLive *live, DlockNanos now, DlockLease *lease)
 	lease->pid = live->pid;
 	lease->slot = live->slot;
 	lease->capacity = live->capacity;
-	lease->ended_by_me = EndedByMe(live);
+	lease->ended_by_me = DlockLiveEndedByMe(live);
 	lease->heartbeats = pg_atomic_read_u64(session && !(word & DLOCK_WORD_REVOKING) ?
 										   &session->heartbeats : &live->heartbeats);
 	lease->refused = pg_atomic_read_u64(&live->refused);
@@ -222,373 +202,6 @@ DlockLiveFind(DlockDatabase *db, int64 token, DlockLease *lease)
 	DlockMapRelease();
 	return true;
 }
-
-/* ----------
- * Looking at a lock
- * ----------
- */
-
-/* Is this entry of the lock with this name, not of one whose hash is equal? */
-static inline bool
-HasName(const DlockLive *live, const char *name, int namelen)
-{
-	return live->namelen == namelen && memcmp(live->name, name, namelen) == 0;
-}
-
-/* Are both in the same share group? */
-static inline bool
-SharesWith(const DlockLive *live, const DlockRequest *request)
-{
-	return request->share != NULL &&
-		live->sharelen == strlen(request->share) &&
-		memcmp(live->name + live->namelen, request->share, live->sharelen) == 0;
-}
-
-static void
-AddObstacle(DlockObstacles *obstacles, const DlockLive *live,
-			const DlockRequest *request)
-{
-	if (live->sharelen > 0 || request->share != NULL)
-		obstacles->exclusive = true;
-	obstacles->count++;
-	obstacles->min_capacity = Min(obstacles->min_capacity, live->capacity);
-}
-
-/*
- * Does anything here conflict with the request: is it alive, at rest, or dead
- * under a claim (*dead is false), or dead and to be ended first (true)?
- *
- * What this transaction itself has ended is over already.
- */
-static bool
-Conflicts(DlockLive *live, const DlockRequest *request, DlockNanos now,
-		  uint64 *word, DlockNanos *rests_until, bool *dead)
-{
-	DlockState	kind;
-
-	*dead = false;
-	*word = DlockLiveWord(live, now);
-	if (EndedByMe(live))
-		*word = DLOCK_WORD_ENDED;
-	*rests_until = WordIsAlive(*word) ? 0 : RestsUntil(live, *word, &kind);
-	if (SharesWith(live, request))
-		return false;
-	if (WordIsAlive(*word) || *rests_until > now)
-		return true;
-	if (*word != DLOCK_WORD_DEAD)
-		return false;
-	*dead = pg_atomic_read_u32(&live->pins) == 0 ||
-		pg_atomic_read_u32(&live->by_worker) != 0;
-	return true;
-}
-
-/*
- * Look at a lock as somebody who asks for it.  Waiters are not looked at.
- */
-void
-DlockLiveLook(DlockDatabase *db, const DlockRequest *request, DlockLook *look)
-{
-	uint64		used[16] = {0}; /* a bit for each of the first slots */
-	int			max_slot = -1;
-	DlockNanos	now = DlockNow();
-	DlockLive  *first;
-
-	memset(&look->alive, 0, sizeof(look->alive));
-	memset(&look->dead, 0, sizeof(look->dead));
-	memset(&look->own, 0, sizeof(look->own));
-	look->alive.min_capacity = INT_MAX;
-	look->dead.min_capacity = INT_MAX;
-	look->own.min_capacity = INT_MAX;
-	look->changes_at = PG_UINT64_MAX;
-	look->free_slot = 0;
-	look->uncommitted = -1;
-	look->own_token = 0;
-
-	first = DlockMapFirst(db, DlockHashName(request->name, request->namelen));
-	if (first == NULL)
-		return;
-	for (DlockLive *live = first; live != NULL; live = DlockMapNext(live))
-	{
-		uint64		word;
-		DlockNanos	rests_until;
-		bool		dead;
-		bool		own;
-		uint32		ender;
-
-		if (!HasName(live, request->name, request->namelen))
-			continue;
-
-		own = request->session != 0 && DsaPointerIsValid(live->session) &&
-			DlockMapAt(live->session)->key.id == -request->session;
-
-		if (!Conflicts(live, request, now, &word, &rests_until, &dead))
-		{
-			if (WordIsAlive(word) && own)
-				look->own_token = live->key.id;
-		}
-		else if (dead)
-		{
-			if (look->dead.count < DLOCK_LOOK_DEAD)
-			{
-				look->dead_tokens[look->dead.count] = live->key.id;
-				look->dead_slots[look->dead.count] = live->slot;
-			}
-			AddObstacle(&look->dead, live, request);
-		}
-		else
-		{
-			AddObstacle(&look->alive, live, request);
-			if (WordIsAlive(word) && own)
-				look->own_token = live->key.id;
-			if ((WordIsAlive(word) && own) ||
-				(word == DLOCK_WORD_PENDING && live->pid == MyProcPid))
-				AddObstacle(&look->own, live, request);
-			if (WordIsDeadline(word))
-				look->changes_at = Min(look->changes_at, Deadline(word));
-			if (rests_until > now)
-				look->changes_at = Min(look->changes_at, rests_until);
-
-			ender = pg_atomic_read_u32(&live->ender);
-			if (word == DLOCK_WORD_PENDING || ender != 0 ||
-				(word == DLOCK_WORD_DEAD && rests_until <= now))
-				look->uncommitted = live->slot;
-		}
-
-		/* a slot is free when its lease has ended for everybody */
-		if (pg_atomic_read_u64(&live->word) != DLOCK_WORD_ENDED && !EndedByMe(live))
-		{
-			if (live->slot < 64 * lengthof(used))
-				used[live->slot / 64] |= UINT64CONST(1) << (live->slot % 64);
-			max_slot = Max(max_slot, live->slot);
-		}
-	}
-	DlockMapRelease();
-
-	if (look->alive.count != 1)
-		look->uncommitted = -1;
-
-	while (look->free_slot < 64 * lengthof(used) &&
-		   (used[look->free_slot / 64] & (UINT64CONST(1) << (look->free_slot % 64))))
-		look->free_slot++;
-	if (look->free_slot == 64 * lengthof(used))
-		look->free_slot = Max(max_slot + 1, look->free_slot);
-}
-
-/* The leases in the way of a request count that they were refused to it. */
-void
-DlockLiveCountRefusal(DlockDatabase *db, const DlockRequest *request)
-{
-	DlockNanos	now = DlockNow();
-	TimestampTz wall = GetCurrentTimestamp();
-	DlockLive  *first = DlockMapFirst(db, DlockHashName(request->name, request->namelen));
-
-	if (first == NULL)
-		return;
-	for (DlockLive *live = first; live != NULL; live = DlockMapNext(live))
-	{
-		uint64		word;
-		DlockNanos	rests_until;
-		bool		dead;
-
-		if (HasName(live, request->name, request->namelen) &&
-			Conflicts(live, request, now, &word, &rests_until, &dead))
-		{
-			pg_atomic_fetch_add_u64(&live->refused, 1);
-			pg_atomic_write_u64(&live->last_refused_at, (uint64) wall);
-		}
-	}
-	DlockMapRelease();
-}
-
-/*
- * How many leases are alive beside this one that were granted before it, and
- * are not in its share group?
- */
-int
-DlockLiveBeside(DlockDatabase *db, const DlockLease *lease)
-{
-	DlockNanos	now = DlockNow();
-	int			n = 0;
-	DlockLive  *me = NULL;
-	DlockLive  *first = DlockMapFirst(db, DlockHashName(lease->name, strlen(lease->name)));
-
-	if (first == NULL)
-		return 0;
-	for (DlockLive *live = first; live != NULL; live = DlockMapNext(live))
-	{
-		if (live->key.id == lease->token)
-			me = live;
-	}
-	for (DlockLive *live = first; me != NULL && live != NULL; live = DlockMapNext(live))
-	{
-		if (live->key.id < lease->token &&
-			HasName(live, lease->name, strlen(lease->name)) &&
-			WordIsAlive(DlockLiveWord(live, now)) &&
-			!(live->sharelen > 0 && live->sharelen == me->sharelen &&
-			  memcmp(live->name + live->namelen, me->name + me->namelen, live->sharelen) == 0))
-			n++;
-	}
-	DlockMapRelease();
-	return n;
-}
-
-/*
- * The leases in the way of a request, or all of its lock, dead ones too, up to
- * "max"; returns how many.
- */
-int
-DlockLiveBlockers(DlockDatabase *db, const DlockRequest *request, bool all,
-				  DlockBlocker *blockers, int max)
-{
-	DlockNanos	now = DlockNow();
-	int			n = 0;
-	DlockLive  *first = DlockMapFirst(db, DlockHashName(request->name, request->namelen));
-
-	if (first == NULL)
-		return 0;
-	for (DlockLive *live = first; live != NULL && n < max; live = DlockMapNext(live))
-	{
-		DlockLive  *session = DlockMapAt(live->session);
-		uint64		word;
-		DlockNanos	rests_until;
-		bool		dead;
-
-		if (!HasName(live, request->name, request->namelen) ||
-			(!Conflicts(live, request, now, &word, &rests_until, &dead) &&
-			 (!all || word == DLOCK_WORD_ENDED)))
-			continue;
-		blockers[n].token = live->key.id;
-		blockers[n].session = session ? -session->key.id : 0;
-		blockers[n].pid = live->pid;
-		blockers[n].ender = (int) pg_atomic_read_u32(&live->ender);
-		blockers[n].slot = live->slot;
-		blockers[n++].pending = (word == DLOCK_WORD_PENDING);
-	}
-	DlockMapRelease();
-	return n;
-}
-
-/* ----------
- * Lists of tokens and deadlines
- * ----------
- */
-
-/*
- * Tokens of a name's leases that are not over, up to "max"; returns how many.
- */
-int
-DlockLiveHolders(DlockDatabase *db, const char *name, int namelen,
-				 int64 *tokens, int max)
-{
-	DlockNanos	now = DlockNow();
-	int			n = 0;
-	DlockLive  *first = DlockMapFirst(db, DlockHashName(name, namelen));
-
-	if (first == NULL)
-		return 0;
-	for (DlockLive *live = first; live != NULL && n < max; live = DlockMapNext(live))
-	{
-		if (HasName(live, name, namelen) && !DlockLiveIsGarbage(live, now))
-			tokens[n++] = live->key.id;
-	}
-	DlockMapRelease();
-	return n;
-}
-
-typedef struct TokenList
-{
-	DlockDatabase *db;
-	bool		due;
-	DlockNanos	now;
-	int64	   *tokens;
-	int			max;
-	int			n;
-} TokenList;
-
-static bool
-AddToken(DlockLive *live, void *arg)
-{
-	TokenList  *list = arg;
-
-	if (live->key.id > 0 && live->key.dboid == list->db->key.dboid &&
-		live->key.relid == list->db->key.relid &&
-		(list->due ? DlockLiveWord(live, list->now) == DLOCK_WORD_DEAD :
-		 !DlockLiveIsGarbage(live, list->now)))
-		list->tokens[list->n++] = live->key.id;
-	return list->n < list->max;
-}
-
-/*
- * Tokens of a database's leases, up to "max", in no order: those that are
- * dead and not ended ("due"), or all that are not over.  Returns how many.
- */
-int
-DlockLiveTokens(DlockDatabase *db, bool due, int64 *tokens, int max)
-{
-	TokenList	list = {db, due, DlockNow(), tokens, max, 0};
-
-	if (max > 0)
-		DlockMapScan(AddToken, &list);
-	return list.n;
-}
-
-typedef struct DueList
-{
-	DlockDue   *dues;
-	int			max;
-	int			n;
-} DueList;
-
-static bool
-AddDue(DlockLive *live, void *arg)
-{
-	DueList    *list = arg;
-	uint64		word = pg_atomic_read_u64(&live->word);
-
-	if (WordIsDeadline(word) || (word == DLOCK_WORD_DEAD && live->key.id > 0))
-	{
-		list->dues[list->n].key = live->key;
-		list->dues[list->n++].at = Deadline(word);
-	}
-	return list->n < list->max;
-}
-
-/*
- * The deadlines of all databases, up to "max", for the launcher; returns how
- * many.
- */
-int
-DlockLiveDues(DlockDue *dues, int max)
-{
-	DueList		list = {dues, max, 0};
-
-	DlockMapScan(AddDue, &list);
-	return list.n;
-}
-
-/*
- * The deadline of a lease or session, 0 when it is dead; false when there is
- * nothing to wait for: it is over, or its grant has not committed.
- */
-bool
-DlockLiveDeadline(const DlockKey *key, DlockNanos *at)
-{
-	DlockLive  *live = DlockMapFind(key, false);
-	uint64		word;
-
-	if (live == NULL)
-		return false;
-	word = DlockLiveWord(live, DlockNow());
-	DlockMapRelease();
-	*at = Deadline(word);
-	return word == DLOCK_WORD_DEAD || WordIsDeadline(word) ||
-		(word == DLOCK_WORD_ENDED && key->id < 0);
-}
-
-/* ----------
- * Changes
- * ----------
- */
 
 /*
  * Renew a lease, or a session, from now on, if it belongs to "role".  When it
@@ -619,14 +232,14 @@ DlockLiveHeartbeat(DlockDatabase *db, int64 id, Oid role, Oid *other_role)
 		uint64		word = DlockLiveWord(live, now);
 		uint64		renewed;
 
-		if (!WordIsAlive(word) || (word & DLOCK_WORD_REVOKING) || EndedByMe(live))
+		if (!DlockWordIsAlive(word) || (word & DLOCK_WORD_REVOKING) || DlockLiveEndedByMe(live))
 			break;
 		if (live->role != role)
 		{
 			*other_role = live->role;
 			break;
 		}
-		if (!WordIsDeadline(word))
+		if (!DlockWordIsDeadline(word))
 		{
 			result = true;
 			break;
@@ -710,7 +323,7 @@ DlockLiveRenew(DlockLive *live, DlockNanos ttl)
 	uint64		word = DlockLiveWord(live, now);
 
 	pg_atomic_write_u64(&live->ttl, ttl);
-	while (WordIsDeadline(word) && !(word & DLOCK_WORD_REVOKING))
+	while (DlockWordIsDeadline(word) && !(word & DLOCK_WORD_REVOKING))
 	{
 		if (pg_atomic_compare_exchange_u64(&live->word, &word, now + ttl))
 			break;
@@ -748,7 +361,7 @@ DlockLiveRevoke(DlockLive *live, DlockNanos deadline)
 
 	(void) DlockLiveWord(live, DlockNow());
 	word = pg_atomic_read_u64(&live->word);
-	while (WordIsAlive(word) && word != DLOCK_WORD_PENDING)
+	while (DlockWordIsAlive(word) && word != DLOCK_WORD_PENDING)
 	{
 		if (pg_atomic_compare_exchange_u64(&live->word, &word,
 										   deadline | DLOCK_WORD_REVOKING))

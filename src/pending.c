@@ -59,8 +59,8 @@ static dlist_head notes = DLIST_STATIC_INIT(notes);
 static dlist_head wakes = DLIST_STATIC_INIT(wakes);
 
 /*
- * End of the WAL that this transaction has written, if it consists of nothing
- * but ends that may be lost in a crash; else invalid.
+ * End of the WAL that this transaction has written, as long as it consists of
+ * nothing but changes to rows of leases, for which there are notes.
  */
 static XLogRecPtr soft_wal_end = InvalidXLogRecPtr;
 
@@ -121,11 +121,10 @@ DlockPendingGrant(DlockPending *note, DlockLive *live)
  * "flush": it must be durable when it is acknowledged.  Without, and if the
  * transaction does nothing else, it may commit without waiting for the disk:
  * all that a crash can do then is to bring the lease back for one TTL.
- * "wal_before" is where the transaction's WAL ended before the call.
  */
 void
 DlockPendingEnd(DlockPending *note, int64 token, DlockOutcome outcome, int64 delay,
-				bool flush, XLogRecPtr wal_before, const char *log)
+				bool flush, const char *log)
 {
 	DlockLive  *live;
 
@@ -134,8 +133,6 @@ DlockPendingEnd(DlockPending *note, int64 token, DlockOutcome outcome, int64 del
 	note->outcome = outcome;
 	note->span = delay * DLOCK_NS_PER_US;
 	note->flush = flush;
-	if (!flush && wal_before == soft_wal_end)
-		soft_wal_end = XactLastRecEnd;
 
 	live = DlockLivePin(note->db, token);
 	if (live != NULL)
@@ -144,6 +141,17 @@ DlockPendingEnd(DlockPending *note, int64 token, DlockOutcome outcome, int64 del
 		pg_atomic_write_u32(&live->ender, (uint32) MyProcPid);
 	}
 	AddNote(note, PENDING_END, live);
+}
+
+/*
+ * A lease's row, and what belongs to it, was written; "wal_before" is where the
+ * transaction's WAL had ended.
+ */
+void
+DlockPendingWrote(XLogRecPtr wal_before)
+{
+	if (wal_before == soft_wal_end)
+		soft_wal_end = XactLastRecEnd;
 }
 
 /* This transaction guards the lease. */

@@ -165,7 +165,7 @@ Reap(DlockNanos until)
 	do
 	{
 		ended = 0;
-		n = DlockLiveTokens(visited, true, tokens, ENDS_PER_SCAN);
+		n = DlockLookTokens(visited, true, tokens, ENDS_PER_SCAN);
 		for (int i = 0; i < n && DlockNow() < until; i++)
 		{
 			if (Begin(&objects) && ReapOne(tokens[i]))

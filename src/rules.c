@@ -31,6 +31,7 @@ typedef struct Claim
 	DlockObjects objects;
 	Relation	rel;
 	uint64		namehash;
+	XLogRecPtr	wal_before;		/* where this transaction's WAL ended */
 	DlockLease	lease;
 	DlockRow	row;
 } Claim;
@@ -83,6 +84,7 @@ ClaimLease(Claim *claim, int64 token, const char *what, bool share, bool dead,
 	LOCKMODE	mode = share ? AccessShareLock : RowExclusiveLock;
 	DlockLease *lease = &claim->lease;
 
+	claim->wal_before = XactLastRecEnd;
 	claim->db = DlockOpenDatabase(&claim->objects);
 	if (!share)
 		DlockRequireWritable(what);
@@ -124,6 +126,7 @@ static void
 StoreClaim(Claim *claim)
 {
 	DlockStoreRow(claim->rel, &claim->row);
+	DlockPendingWrote(claim->wal_before);
 	CommandCounterIncrement();
 	table_close(claim->rel, NoLock);
 }
@@ -140,7 +143,6 @@ void
 DlockCloseLease(DlockDatabase *db, const DlockObjects *objects, DlockRow *row,
 				DlockOutcome outcome, const char *result)
 {
-	XLogRecPtr	wal_before = XactLastRecEnd;
 	int64		token = DlockRowToken(row);
 	const char *name = TextDatumGetCString(DlockRowValue(row, Anum_lease_name));
 	const char *ended_by = DlockDescribeMe();
@@ -205,7 +207,7 @@ DlockCloseLease(DlockDatabase *db, const DlockObjects *objects, DlockRow *row,
 
 	DlockPendingEnd(note, token, outcome, delay,
 					result != NULL || outcome == DLOCK_REVOKED || definition.notify,
-					wal_before, log);
+					log);
 }
 
 /*

@@ -14,7 +14,6 @@
  */
 #include "dlock.h"
 
-#include "access/xlog.h"
 #include "miscadmin.h"
 #include "nodes/pg_list.h"
 #include "storage/ipc.h"
@@ -60,8 +59,11 @@ Disconnect(int code, Datum arg)
 }
 
 /*
- * Open a session with this TTL (µs): its id, which is never given again, also
- * after a crash.  "connected": it lives as long as this connection.
+ * Open a session with this TTL (µs): its id.  "bound": it lives as long as this
+ * connection.
+ *
+ * The id is never given again.  It need not be flushed for that: after a crash
+ * or a failover the sequence is raised by more than can have been lost.
  */
 int64
 DlockSessionOpen(const char *owner, int64 ttl, bool bound)
@@ -77,9 +79,6 @@ DlockSessionOpen(const char *owner, int64 ttl, bool bound)
 	DlockRaiseTokens(db, &objects);
 	id = DlockNextToken(objects.token_seq);
 	DlockNoteToken(id);
-
-	/* not by our commit, which may be asynchronous, and may not come */
-	XLogFlush(GetXLogInsertRecPtr());
 
 	memset(&request, 0, sizeof(request));
 	request.owner = owner;

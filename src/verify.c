@@ -104,7 +104,7 @@ VerifyMap(FunctionCallInfo fcinfo, DlockDatabase *db, Relation rel)
 {
 	int			max = pg_atomic_read_u64(&DlockShared->entries) + 1000;
 	int64	   *tokens = palloc_extended(max * sizeof(int64), MCXT_ALLOC_HUGE);
-	int			n = DlockLiveTokens(db, false, tokens, max);
+	int			n = DlockLookTokens(db, false, tokens, max);
 
 	for (int i = 0; i < n; i++)
 	{
@@ -127,7 +127,7 @@ VerifyMap(FunctionCallInfo fcinfo, DlockDatabase *db, Relation rel)
 			DlockUnlockSlot(namehash, lease.slot, true);
 		}
 
-		beside = DlockLiveBeside(db, &lease);
+		beside = DlockLookBeside(db, &lease);
 		if (beside >= lease.capacity)
 			Report(fcinfo, "too many leases", lease.name, lease.token,
 				   psprintf("%d earlier ones are alive beside it, and its capacity is %d",

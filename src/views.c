@@ -103,7 +103,7 @@ dlock_holders(PG_FUNCTION_ARGS)
 	for (;;)
 	{
 		tokens = palloc_array(int64, max);
-		n = DlockLiveHolders(db, name, strlen(name), tokens, max);
+		n = DlockLookHolders(db, name, strlen(name), tokens, max);
 		if (n < max)
 			break;
 		max *= 2;
@@ -183,7 +183,7 @@ dlock_leases(PG_FUNCTION_ARGS)
 	/* as many as there are now, and some that may come meanwhile */
 	max = pg_atomic_read_u64(&DlockShared->entries) + 1000;
 	tokens = palloc_extended(max * sizeof(int64), MCXT_ALLOC_HUGE);
-	n = DlockLiveTokens(db, false, tokens, max);
+	n = DlockLookTokens(db, false, tokens, max);
 
 	locks = DlockGuardLocks();
 	context = AllocSetContextCreate(CurrentMemoryContext, "dlock leases",
@@ -268,7 +268,7 @@ BlockedBy(DlockDatabase *db, const DlockWaiter *waiters, int me, LockData *locks
 	int			n = 0;
 
 	DlockWaiterRequest(&waiters[me], &request);
-	nblockers = DlockLiveBlockers(db, &request, false, blockers, MAX_BLOCKERS);
+	nblockers = DlockLookBlockers(db, &request, false, blockers, MAX_BLOCKERS);
 	for (int i = 0; i < nblockers; i++)
 	{
 		AddPid(pids, &n, MAX_PIDS, blockers[i].pid);
@@ -379,7 +379,7 @@ dlock_locks(PG_FUNCTION_ARGS)
 		heap_deform_tuple(tuple, RelationGetDescr(rel), values, nulls);
 		name = TextDatumGetCString(values[COL_NAME]);
 
-		n = DlockLiveHolders(db, name, strlen(name), tokens, max);
+		n = DlockLookHolders(db, name, strlen(name), tokens, max);
 		for (int i = 0; i < n; i++)
 		{
 			DlockLease	lease;

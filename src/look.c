@@ -1,0 +1,374 @@
+/*-------------------------------------------------------------------------
+ *
+ * look.c
+ *	  What the map shows: to somebody who asks for a lock, and as lists.
+ *
+ * Every look runs under the lock of a partition, and copies out what it finds.
+ * It may be outdated when it returns: whoever acts on it looks again under a
+ * tag.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "dlock.h"
+
+#include <limits.h>
+
+#include "miscadmin.h"
+#include "utils/timestamp.h"
+
+/* Is this entry of the lock with this name, not of one whose hash is equal? */
+static inline bool
+HasName(const DlockLive *live, const char *name, int namelen)
+{
+	return live->namelen == namelen && memcmp(live->name, name, namelen) == 0;
+}
+
+/* Are both in the same share group? */
+static inline bool
+SharesWith(const DlockLive *live, const DlockRequest *request)
+{
+	return request->share != NULL &&
+		live->sharelen == strlen(request->share) &&
+		memcmp(live->name + live->namelen, request->share, live->sharelen) == 0;
+}
+
+static void
+AddObstacle(DlockObstacles *obstacles, const DlockLive *live,
+			const DlockRequest *request)
+{
+	if (live->sharelen > 0 || request->share != NULL)
+		obstacles->exclusive = true;
+	obstacles->count++;
+	obstacles->min_capacity = Min(obstacles->min_capacity, live->capacity);
+}
+
+/*
+ * Does anything here conflict with the request: is it alive, at rest, or dead
+ * under a claim (*dead is false), or dead and to be ended first (true)?
+ *
+ * What this transaction itself has ended is over already.
+ */
+static bool
+Conflicts(DlockLive *live, const DlockRequest *request, DlockNanos now,
+		  uint64 *word, DlockNanos *rests_until, bool *dead)
+{
+	DlockState	kind;
+
+	*dead = false;
+	*word = DlockLiveWord(live, now);
+	if (DlockLiveEndedByMe(live))
+		*word = DLOCK_WORD_ENDED;
+	*rests_until = DlockWordIsAlive(*word) ? 0 : DlockLiveRestsUntil(live, *word, &kind);
+	if (SharesWith(live, request))
+		return false;
+	if (DlockWordIsAlive(*word) || *rests_until > now)
+		return true;
+	if (*word != DLOCK_WORD_DEAD)
+		return false;
+	*dead = pg_atomic_read_u32(&live->pins) == 0 ||
+		pg_atomic_read_u32(&live->by_worker) != 0;
+	return true;
+}
+
+/*
+ * Look at a lock as somebody who asks for it.  Waiters are not looked at.
+ */
+void
+DlockLookAt(DlockDatabase *db, const DlockRequest *request, DlockLook *look)
+{
+	uint64		used[16] = {0}; /* a bit for each of the first slots */
+	int			max_slot = -1;
+	DlockNanos	now = DlockNow();
+	DlockLive  *first;
+
+	memset(&look->alive, 0, sizeof(look->alive));
+	memset(&look->dead, 0, sizeof(look->dead));
+	memset(&look->own, 0, sizeof(look->own));
+	look->alive.min_capacity = INT_MAX;
+	look->dead.min_capacity = INT_MAX;
+	look->own.min_capacity = INT_MAX;
+	look->changes_at = PG_UINT64_MAX;
+	look->free_slot = 0;
+	look->uncommitted = -1;
+	look->own_token = 0;
+
+	first = DlockMapFirst(db, DlockHashName(request->name, request->namelen));
+	if (first == NULL)
+		return;
+	for (DlockLive *live = first; live != NULL; live = DlockMapNext(live))
+	{
+		uint64		word;
+		DlockNanos	rests_until;
+		bool		dead;
+		bool		own;
+		uint32		ender;
+
+		if (!HasName(live, request->name, request->namelen))
+			continue;
+
+		own = request->session != 0 && DsaPointerIsValid(live->session) &&
+			DlockMapAt(live->session)->key.id == -request->session;
+
+		if (!Conflicts(live, request, now, &word, &rests_until, &dead))
+		{
+			if (DlockWordIsAlive(word) && own)
+				look->own_token = live->key.id;
+		}
+		else if (dead)
+		{
+			if (look->dead.count < DLOCK_LOOK_DEAD)
+			{
+				look->dead_tokens[look->dead.count] = live->key.id;
+				look->dead_slots[look->dead.count] = live->slot;
+			}
+			AddObstacle(&look->dead, live, request);
+		}
+		else
+		{
+			AddObstacle(&look->alive, live, request);
+			if (DlockWordIsAlive(word) && own)
+				look->own_token = live->key.id;
+			if ((DlockWordIsAlive(word) && own) ||
+				(word == DLOCK_WORD_PENDING && live->pid == MyProcPid))
+				AddObstacle(&look->own, live, request);
+			if (DlockWordIsDeadline(word))
+				look->changes_at = Min(look->changes_at, DlockWordDeadline(word));
+			if (rests_until > now)
+				look->changes_at = Min(look->changes_at, rests_until);
+
+			ender = pg_atomic_read_u32(&live->ender);
+			if (word == DLOCK_WORD_PENDING || ender != 0 ||
+				(word == DLOCK_WORD_DEAD && rests_until <= now))
+				look->uncommitted = live->slot;
+		}
+
+		/* a slot is free when its lease has ended for everybody */
+		if (pg_atomic_read_u64(&live->word) != DLOCK_WORD_ENDED && !DlockLiveEndedByMe(live))
+		{
+			if (live->slot < 64 * lengthof(used))
+				used[live->slot / 64] |= UINT64CONST(1) << (live->slot % 64);
+			max_slot = Max(max_slot, live->slot);
+		}
+	}
+	DlockMapRelease();
+
+	if (look->alive.count != 1)
+		look->uncommitted = -1;
+
+	while (look->free_slot < 64 * lengthof(used) &&
+		   (used[look->free_slot / 64] & (UINT64CONST(1) << (look->free_slot % 64))))
+		look->free_slot++;
+	if (look->free_slot == 64 * lengthof(used))
+		look->free_slot = Max(max_slot + 1, look->free_slot);
+}
+
+/* The leases in the way of a request count that they were refused to it. */
+void
+DlockLookCountRefusal(DlockDatabase *db, const DlockRequest *request)
+{
+	DlockNanos	now = DlockNow();
+	TimestampTz wall = GetCurrentTimestamp();
+	DlockLive  *first = DlockMapFirst(db, DlockHashName(request->name, request->namelen));
+
+	if (first == NULL)
+		return;
+	for (DlockLive *live = first; live != NULL; live = DlockMapNext(live))
+	{
+		uint64		word;
+		DlockNanos	rests_until;
+		bool		dead;
+
+		if (HasName(live, request->name, request->namelen) &&
+			Conflicts(live, request, now, &word, &rests_until, &dead))
+		{
+			pg_atomic_fetch_add_u64(&live->refused, 1);
+			pg_atomic_write_u64(&live->last_refused_at, (uint64) wall);
+		}
+	}
+	DlockMapRelease();
+}
+
+/*
+ * How many leases are alive beside this one that were granted before it, and
+ * are not in its share group?
+ */
+int
+DlockLookBeside(DlockDatabase *db, const DlockLease *lease)
+{
+	DlockNanos	now = DlockNow();
+	int			n = 0;
+	DlockLive  *me = NULL;
+	DlockLive  *first = DlockMapFirst(db, DlockHashName(lease->name, strlen(lease->name)));
+
+	if (first == NULL)
+		return 0;
+	for (DlockLive *live = first; live != NULL; live = DlockMapNext(live))
+	{
+		if (live->key.id == lease->token)
+			me = live;
+	}
+	for (DlockLive *live = first; me != NULL && live != NULL; live = DlockMapNext(live))
+	{
+		if (live->key.id < lease->token &&
+			HasName(live, lease->name, strlen(lease->name)) &&
+			DlockWordIsAlive(DlockLiveWord(live, now)) &&
+			!(live->sharelen > 0 && live->sharelen == me->sharelen &&
+			  memcmp(live->name + live->namelen, me->name + me->namelen, live->sharelen) == 0))
+			n++;
+	}
+	DlockMapRelease();
+	return n;
+}
+
+/*
+ * The leases in the way of a request, or all of its lock, dead ones too, up to
+ * "max"; returns how many.
+ */
+int
+DlockLookBlockers(DlockDatabase *db, const DlockRequest *request, bool all,
+				  DlockBlocker *blockers, int max)
+{
+	DlockNanos	now = DlockNow();
+	int			n = 0;
+	DlockLive  *first = DlockMapFirst(db, DlockHashName(request->name, request->namelen));
+
+	if (first == NULL)
+		return 0;
+	for (DlockLive *live = first; live != NULL && n < max; live = DlockMapNext(live))
+	{
+		DlockLive  *session = DlockMapAt(live->session);
+		uint64		word;
+		DlockNanos	rests_until;
+		bool		dead;
+
+		if (!HasName(live, request->name, request->namelen) ||
+			(!Conflicts(live, request, now, &word, &rests_until, &dead) &&
+			 (!all || word == DLOCK_WORD_ENDED)))
+			continue;
+		blockers[n].token = live->key.id;
+		blockers[n].session = session ? -session->key.id : 0;
+		blockers[n].pid = live->pid;
+		blockers[n].ender = (int) pg_atomic_read_u32(&live->ender);
+		blockers[n].slot = live->slot;
+		blockers[n++].pending = (word == DLOCK_WORD_PENDING);
+	}
+	DlockMapRelease();
+	return n;
+}
+
+/* ----------
+ * Lists of tokens and deadlines
+ * ----------
+ */
+
+/*
+ * Tokens of a name's leases that are not over, up to "max"; returns how many.
+ */
+int
+DlockLookHolders(DlockDatabase *db, const char *name, int namelen,
+				 int64 *tokens, int max)
+{
+	DlockNanos	now = DlockNow();
+	int			n = 0;
+	DlockLive  *first = DlockMapFirst(db, DlockHashName(name, namelen));
+
+	if (first == NULL)
+		return 0;
+	for (DlockLive *live = first; live != NULL && n < max; live = DlockMapNext(live))
+	{
+		if (HasName(live, name, namelen) && !DlockLiveIsGarbage(live, now))
+			tokens[n++] = live->key.id;
+	}
+	DlockMapRelease();
+	return n;
+}
+
+typedef struct TokenList
+{
+	DlockDatabase *db;
+	bool		due;
+	DlockNanos	now;
+	int64	   *tokens;
+	int			max;
+	int			n;
+} TokenList;
+
+static bool
+AddToken(DlockLive *live, void *arg)
+{
+	TokenList  *list = arg;
+
+	if (live->key.id > 0 && live->key.dboid == list->db->key.dboid &&
+		live->key.relid == list->db->key.relid &&
+		(list->due ? DlockLiveWord(live, list->now) == DLOCK_WORD_DEAD :
+		 !DlockLiveIsGarbage(live, list->now)))
+		list->tokens[list->n++] = live->key.id;
+	return list->n < list->max;
+}
+
+/*
+ * Tokens of a database's leases, up to "max", in no order: those that are
+ * dead and not ended ("due"), or all that are not over.  Returns how many.
+ */
+int
+DlockLookTokens(DlockDatabase *db, bool due, int64 *tokens, int max)
+{
+	TokenList	list = {db, due, DlockNow(), tokens, max, 0};
+
+	if (max > 0)
+		DlockMapScan(AddToken, &list);
+	return list.n;
+}
+
+typedef struct DueList
+{
+	DlockDue   *dues;
+	int			max;
+	int			n;
+} DueList;
+
+static bool
+AddDue(DlockLive *live, void *arg)
+{
+	DueList    *list = arg;
+	uint64		word = pg_atomic_read_u64(&live->word);
+
+	if (DlockWordIsDeadline(word) || (word == DLOCK_WORD_DEAD && live->key.id > 0))
+	{
+		list->dues[list->n].key = live->key;
+		list->dues[list->n++].at = DlockWordDeadline(word);
+	}
+	return list->n < list->max;
+}
+
+/*
+ * The deadlines of all databases, up to "max", for the launcher; returns how
+ * many.
+ */
+int
+DlockLookDues(DlockDue *dues, int max)
+{
+	DueList		list = {dues, max, 0};
+
+	DlockMapScan(AddDue, &list);
+	return list.n;
+}
+
+/*
+ * The deadline of a lease or session, 0 when it is dead; false when there is
+ * nothing to wait for: it is over, or its grant has not committed.
+ */
+bool
+DlockLookDeadline(const DlockKey *key, DlockNanos *at)
+{
+	DlockLive  *live = DlockMapFind(key, false);
+	uint64		word;
+
+	if (live == NULL)
+		return false;
+	word = DlockLiveWord(live, DlockNow());
+	DlockMapRelease();
+	*at = DlockWordDeadline(word);
+	return word == DLOCK_WORD_DEAD || DlockWordIsDeadline(word) ||
+		(word == DLOCK_WORD_ENDED && key->id < 0);
+}
