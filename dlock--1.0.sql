@@ -8,13 +8,13 @@
 -- somebody else owns is refused, since its owner could replace our tables.
 DO $$
 DECLARE
-	schema_owner pg_catalog.oid := (
-		SELECT n.nspowner FROM pg_catalog.pg_namespace n
+	schema_owner pg_catalog.name := (
+		SELECT pg_catalog.pg_get_userbyid(n.nspowner) FROM pg_catalog.pg_namespace n
 		WHERE n.nspname OPERATOR(pg_catalog.=) 'dlock');
 BEGIN
 	IF schema_owner IS NULL THEN
 		CREATE SCHEMA dlock;
-	ELSIF schema_owner OPERATOR(pg_catalog.<>) current_user::pg_catalog.regrole::pg_catalog.oid THEN
+	ELSIF schema_owner OPERATOR(pg_catalog.<>) current_user THEN
 		RAISE EXCEPTION 'schema "dlock" belongs to another role'
 			USING ERRCODE = 'insufficient_privilege',
 				  HINT = 'Drop or rename that schema, or give it to the role that creates the extension.';
@@ -437,7 +437,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION @extschema@.dlock_verify IS
-'one row for each breach of the promises that leases, history and memory show; none when all is sound';
+'one row for each breach of the promises that leases, history and memory show; none when all is sound (a wall clock that was set back shows as an overlap)';
 
 REVOKE ALL ON FUNCTION dlock.verify_leases, @extschema@.dlock_verify FROM PUBLIC;
 

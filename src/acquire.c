@@ -43,21 +43,10 @@ static void
 Complete(DlockTry *try)
 {
 	DlockRequest *request = try->request;
-	DlockDefinition definition;
+	const DlockDefinition *definition = &try->definition;
 	DlockSession session;
 
-	DlockFindDefinition(&try->objects, request->name, request->namelen, &definition);
-	if (request->must_exist && !definition.exists)
-		ereport(ERROR,
-				(errcode(ERRCODE_UNDEFINED_OBJECT),
-				 errmsg("lock \"%s\" is not defined", request->name),
-				 errhint("Define it with dlock_define(), or leave out must_exist.")));
-	if (OidIsValid(definition.role) && !DlockMayUse(definition.role))
-		ereport(ERROR,
-				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-				 errmsg("permission denied for lock \"%s\"", request->name),
-				 errdetail("It is defined for another role.")));
-
+	DlockApplyDefinition(try);
 	request->role = GetUserId();
 	request->pid = MyProcPid;
 	if (request->session != 0)
@@ -88,18 +77,10 @@ Complete(DlockTry *try)
 	if (request->owner == NULL)
 		request->owner = DlockDescribeMe();
 	if (request->ttl == 0)
-		request->ttl = Min(definition.ttl > 0 ? definition.ttl : (int64) dlock_default_ttl * 1000,
+		request->ttl = Min(definition->ttl > 0 ? definition->ttl : (int64) dlock_default_ttl * 1000,
 						   DLOCK_MAX_SPAN);
 	if (request->min_hold < 0)
-		request->min_hold = definition.min_hold;
-	request->takeover_delay = definition.takeover_delay;
-	request->notify = definition.notify;
-
-	request->defined = definition.capacity > 0 && request->share == NULL;
-	if (request->defined)
-		request->capacity = definition.capacity;
-	else if (request->capacity == 0)
-		request->capacity = 1;
+		request->min_hold = definition->min_hold;
 }
 
 /*
@@ -120,7 +101,7 @@ AskAgain(DlockTry *try)
 		return 0;
 	if (try->request->retry)
 	{
-		Relation	rel = table_open(try->objects.lease, AccessShareLock);
+		Relation	rel = DlockOpenTable(try->objects.lease, AccessShareLock, Natts_lease);
 		bool		stale = DlockLockIsStale(rel, try->request->name,
 											 try->request->namelen);
 
@@ -236,10 +217,11 @@ SleepOnTag(uint64 namehash, int slot, int ms)
 	PG_END_TRY();
 }
 
-/* Begin a new transaction, so that no snapshot is held over a sleep. */
+/* Begin a new transaction, so that nothing is held over a sleep. */
 static void
-NextTransaction(void)
+NextTransaction(DlockTry *try)
 {
+	table_close(try->definitions, AccessShareLock);
 	SPI_commit();
 }
 
@@ -325,7 +307,7 @@ Wait(DlockTry *try, bool between)
 			until = Min(ends, timeout_at);
 
 			if (between)
-				NextTransaction();
+				NextTransaction(try);
 			if (try->look.uncommitted >= 0 && !try->ahead && !fits)
 			{
 				/* long enough for the server's deadlock detector to look */
@@ -337,6 +319,8 @@ Wait(DlockTry *try, bool between)
 				DlockQueueSleep(Min(Min(until, now + SLEEP_MAX_MS * DLOCK_NS_PER_MS),
 									Min(check_at, try->look.changes_at)));
 			RequireClient();
+			if (between)
+				try->definitions = DlockOpenDefinitions(&try->objects);
 		}
 	}
 	PG_CATCH();
@@ -361,6 +345,7 @@ Begin(DlockTry *try, DlockRequest *request)
 	try->db = DlockOpenDatabase(&try->objects);
 	DlockRequireWritable("dlock_acquire()");
 	try->namehash = DlockHashName(request->name, request->namelen);
+	try->definitions = DlockOpenDefinitions(&try->objects);
 	Complete(try);
 }
 
@@ -389,6 +374,8 @@ DlockAcquire(DlockRequest *request, bool between)
 	if (token == 0 && request->wait > 0)
 		token = Wait(&try, between);
 
+	table_close(try.definitions, AccessShareLock);
+
 	if (token == 0)
 	{
 		DlockLookCountRefusal(try.db, request);
@@ -415,11 +402,14 @@ DlockAcquireAll(const DlockRequest *request, const char *const *names, int n,
 	{
 		DlockRequest one = *request;
 		DlockTry	try;
+		bool		fits;
 
 		one.name = names[i];
 		one.namelen = strlen(names[i]);
 		Begin(&try, &one);
-		if (!DlockFits(&try))
+		fits = DlockFits(&try);
+		table_close(try.definitions, AccessShareLock);
+		if (!fits)
 		{
 			DlockLookCountRefusal(try.db, &one);
 			DlockCount(try.db, DLOCK_COUNT_REFUSED, 1);

@@ -30,6 +30,8 @@ AdoptRow(DlockDatabase *db, const DlockObjects *objects, DlockRow *row)
 	DlockNanos	now;
 	DlockNanos	rests_until = 0;
 	DlockLive  *live;
+	DlockLive  *pinned = NULL;
+	DlockLease	lease;
 	int64		rest = 0;
 
 	memset(&request, 0, sizeof(request));
@@ -77,13 +79,20 @@ AdoptRow(DlockDatabase *db, const DlockObjects *objects, DlockRow *row)
 		session.connected = !DlockRowIsNull(row, Anum_lease_session_pid);
 		strlcpy(session.owner, TextDatumGetCString(DlockRowValue(row, Anum_lease_owner)),
 				sizeof(session.owner));
-		DlockSessionAdopt(db, &session);
+		pinned = DlockSessionAdopt(db, &session);
 	}
 
 	live = DlockMapInsert(db, DlockRowToken(row), &request,
 						  DatumGetInt32(DlockRowValue(row, Anum_lease_slot)));
+	if (pinned != NULL)
+		DlockLiveUnpin(pinned);
 	if (live == NULL)
-		return;					/* an adoption that failed had come this far */
+	{
+		/* an adoption that failed had come this far */
+		if (!DlockLiveFind(db, DlockRowToken(row), &lease))
+			elog(ERROR, "could not adopt lease " INT64_FORMAT, DlockRowToken(row));
+		return;
+	}
 
 	now = DlockNow();
 	if (rest > 0)
@@ -119,7 +128,7 @@ DlockAdopt(DlockDatabase *db, const DlockObjects *objects)
 	DlockLockAdoption();
 	if (pg_atomic_read_u32(&db->adopted) == 0)
 	{
-		Relation	rel = table_open(objects->lease, AccessShareLock);
+		Relation	rel = DlockOpenTable(objects->lease, AccessShareLock, Natts_lease);
 		SysScanDesc scan = systable_beginscan(rel, InvalidOid, false,
 											  SnapshotSelf, 0, NULL);
 		MemoryContext context = AllocSetContextCreate(CurrentMemoryContext,
@@ -157,7 +166,7 @@ DlockPruneIdle(const DlockObjects *objects, int limit)
 {
 	TimestampTz before = GetCurrentTimestamp() -
 		(int64) dlock_idle_lock_retention * USECS_PER_SEC;
-	Relation	rel = table_open(objects->lease, RowExclusiveLock);
+	Relation	rel = DlockOpenTable(objects->lease, RowExclusiveLock, Natts_lease);
 	SysScanDesc scan = systable_beginscan(rel, InvalidOid, false,
 										  SnapshotSelf, 0, NULL);
 	HeapTuple	tuple;

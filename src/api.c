@@ -49,13 +49,13 @@ GetRequest(FunctionCallInfo fcinfo, DlockRequest *request)
 	request->why = DlockArgText(fcinfo, 4, "why", DLOCK_MAX_TEXT);
 	request->min_hold = DlockArgSpan(fcinfo, 5, "min_hold", 0, DLOCK_MAX_SPAN, -1);
 	request->session = DlockArgSession(fcinfo, 6);
-	request->capacity = DlockArgCapacity(fcinfo, 7);
+	request->own_capacity = DlockArgCapacity(fcinfo, 7);
 	request->share = DlockArgShare(fcinfo, 8);
 	request->must_exist = DlockArgFlag(fcinfo, 9);
 	request->retry = DlockArgFlag(fcinfo, 10);
 	request->reentrant = DlockArgFlag(fcinfo, 11);
 
-	if (request->share != NULL && request->capacity != 0)
+	if (request->share != NULL && request->own_capacity != 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("argument \"%s\" does not go with \"%s\"", "share", "capacity"),
@@ -185,7 +185,13 @@ static bool
 Heartbeat(DlockDatabase *db, int64 token)
 {
 	Oid			other_role;
-	bool		renewed = DlockLiveHeartbeat(db, token, GetUserId(), &other_role);
+	bool		renewed = false;
+
+	/* below zero are sessions */
+	if (token > 0)
+		renewed = DlockLiveHeartbeat(db, token, GetUserId(), &other_role);
+	else
+		other_role = InvalidOid;
 
 	if (OidIsValid(other_role))
 	{

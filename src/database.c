@@ -12,6 +12,7 @@
 #include "access/htup_details.h"
 #include "access/relation.h"
 #include "access/table.h"
+#include "access/timeline.h"
 #include "access/xact.h"
 #include "access/xlog.h"
 #include "catalog/indexing.h"
@@ -19,6 +20,7 @@
 #include "catalog/pg_extension.h"
 #include "commands/sequence.h"
 #include "miscadmin.h"
+#include "storage/bufmgr.h"
 #include "utils/builtins.h"
 #include "utils/fmgroids.h"
 #include "utils/lsyscache.h"
@@ -31,6 +33,9 @@
 
 /* low bits of a token that count */
 #define TOKEN_COUNTER_BITS	20
+
+/* what a promotion adds to the time: more than a primary can restart ahead */
+#define PROMOTION_SECS		SECS_PER_DAY
 
 /* The table that this backend has opened before, and what belongs to it. */
 static Oid	opened_relid = InvalidOid;
@@ -164,6 +169,26 @@ DlockRequireWritable(const char *what)
 				 errhint("Call it in a transaction that is READ WRITE.")));
 }
 
+/*
+ * Was the sequence last changed before a promotion?  Then the old primary may
+ * have raised it since, any number of times.
+ */
+static bool
+IsFromEarlierTimeline(Oid token_seq)
+{
+	TimeLineID	tli = GetWALInsertionTimeLine();
+	Relation	rel = relation_open(token_seq, AccessShareLock);
+	Buffer		buffer = ReadBuffer(rel, 0);
+	XLogRecPtr	lsn;
+
+	LockBuffer(buffer, BUFFER_LOCK_SHARE);
+	lsn = PageGetLSN(BufferGetPage(buffer));
+	UnlockReleaseBuffer(buffer);
+	relation_close(rel, AccessShareLock);
+
+	return tliOfPointInHistory(lsn, readTimeLineHistory(tli)) != tli;
+}
+
 /* The owner of a relation that is there. */
 static Oid
 OwnerOf(Oid relid)
@@ -194,12 +219,14 @@ DlockRaiseTokens(DlockDatabase *db, const DlockObjects *objects)
 	DlockLockAdoption();
 	if (pg_atomic_read_u32(&db->raised) == 0)
 	{
+		bool		promoted = IsFromEarlierTimeline(objects->token_seq);
 		int64		high = DlockNextToken(objects->token_seq);
 		Oid			userid;
 		int			context;
 
 		high = Max(high, (int64) pg_atomic_read_u64(&DlockShared->highest_token));
-		high = Max((high >> TOKEN_COUNTER_BITS) + 2, now) << TOKEN_COUNTER_BITS;
+		high = Max((high >> TOKEN_COUNTER_BITS) + (promoted ? PROMOTION_SECS : 2), now)
+			<< TOKEN_COUNTER_BITS;
 
 		/* setval() looks at privileges, and the caller need not have them */
 		GetUserIdAndSecContext(&userid, &context);

@@ -41,6 +41,8 @@ enum
 	Natts_definition = Anum_definition_history
 };
 
+StaticAssertDecl(Natts_definition == DLOCK_DEFINITION_NATTS, "columns of dlock.definition");
+
 /* The slot whose tag serialises changes to a definition. */
 #define DEFINITION_SLOT		(-1)
 
@@ -93,15 +95,18 @@ DlockReadDefinition(Relation rel, HeapTuple tuple, DlockDefinition *definition)
 	definition->history = DatumGetBool(values[Anum_definition_history - 1]);
 }
 
-/*
- * The definition of this lock, or how a lock is that has none.  Leaves no lock
- * behind.
- */
-void
-DlockFindDefinition(const DlockObjects *objects, const char *name, int namelen,
-					DlockDefinition *definition)
+/* Open the table, for DlockGetDefinition(). */
+Relation
+DlockOpenDefinitions(const DlockObjects *objects)
 {
-	Relation	rel = table_open(objects->definition, AccessShareLock);
+	return DlockOpenTable(objects->definition, AccessShareLock, Natts_definition);
+}
+
+/* The definition of this lock, or how a lock is that has none. */
+void
+DlockGetDefinition(Relation rel, const char *name, int namelen,
+				   DlockDefinition *definition)
+{
 	HeapTuple	tuple = NULL;
 
 	memset(definition, 0, sizeof(*definition));
@@ -112,6 +117,16 @@ DlockFindDefinition(const DlockObjects *objects, const char *name, int namelen,
 		tuple = FetchDefinition(rel, name, namelen);
 	if (tuple != NULL)
 		DlockReadDefinition(rel, tuple, definition);
+}
+
+/* The same by itself.  Leaves no lock behind. */
+void
+DlockFindDefinition(const DlockObjects *objects, const char *name, int namelen,
+					DlockDefinition *definition)
+{
+	Relation	rel = DlockOpenDefinitions(objects);
+
+	DlockGetDefinition(rel, name, namelen, definition);
 	table_close(rel, AccessShareLock);
 }
 
@@ -128,14 +143,16 @@ Datum
 dlock_define(PG_FUNCTION_ARGS)
 {
 	const char *name = DlockArgName(fcinfo, 0);
+	uint64		namehash = DlockHashName(name, strlen(name));
 	DlockObjects objects;
+	DlockDatabase *db;
 	Datum		values[Natts_definition];
 	bool		nulls[Natts_definition];
 	Relation	rel;
 	HeapTuple	old;
 	HeapTuple	tuple;
 
-	(void) DlockOpenDatabase(&objects);
+	db = DlockOpenDatabase(&objects);
 	DlockRequireWritable("dlock_define()");
 
 	memset(nulls, false, sizeof(nulls));
@@ -154,14 +171,16 @@ dlock_define(PG_FUNCTION_ARGS)
 	values[Anum_definition_history - 1] =
 		BoolGetDatum(PG_ARGISNULL(7) || PG_GETARG_BOOL(7));
 
-	(void) DlockLockSlot(DlockHashName(name, strlen(name)), DEFINITION_SLOT, false, true);
-	rel = table_open(objects.definition, RowExclusiveLock);
+	(void) DlockLockSlot(namehash, DEFINITION_SLOT, false, true);
+	rel = DlockOpenTable(objects.definition, RowExclusiveLock, Natts_definition);
+	DlockRequirePlainIndexes(rel);
 	old = FetchDefinition(rel, name, strlen(name));
 	tuple = heap_form_tuple(RelationGetDescr(rel), values, nulls);
 	if (old != NULL)
 		CatalogTupleUpdate(rel, &old->t_self, tuple);
 	else
 		CatalogTupleInsert(rel, tuple);
+	DlockPendingWake(DlockPendingReserve(db), namehash);
 	CommandCounterIncrement();
 	table_close(rel, NoLock);
 	PG_RETURN_VOID();
@@ -172,19 +191,23 @@ Datum
 dlock_undefine(PG_FUNCTION_ARGS)
 {
 	const char *name = DlockArgName(fcinfo, 0);
+	uint64		namehash = DlockHashName(name, strlen(name));
 	DlockObjects objects;
+	DlockDatabase *db;
 	Relation	rel;
 	HeapTuple	old;
 
-	(void) DlockOpenDatabase(&objects);
+	db = DlockOpenDatabase(&objects);
 	DlockRequireWritable("dlock_undefine()");
 
-	(void) DlockLockSlot(DlockHashName(name, strlen(name)), DEFINITION_SLOT, false, true);
-	rel = table_open(objects.definition, RowExclusiveLock);
+	(void) DlockLockSlot(namehash, DEFINITION_SLOT, false, true);
+	rel = DlockOpenTable(objects.definition, RowExclusiveLock, Natts_definition);
+	DlockRequirePlainIndexes(rel);
 	old = FetchDefinition(rel, name, strlen(name));
 	if (old != NULL)
 	{
 		CatalogTupleDelete(rel, &old->t_self);
+		DlockPendingWake(DlockPendingReserve(db), namehash);
 		CommandCounterIncrement();
 	}
 	table_close(rel, NoLock);

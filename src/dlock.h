@@ -296,9 +296,10 @@ typedef struct DlockRequest
 	int			namelen;
 	int64		ttl;			/* µs, 0 for the default */
 	int64		min_hold;		/* µs, -1 for the default */
-	int			capacity;		/* 0 for the default */
-	bool		defined;		/* capacity is the definition's, and the only
-								 * one that counts */
+	int			own_capacity;	/* as asked for, 0 for the default */
+	int			capacity;		/* that counts now */
+	bool		defined;		/* it is the definition's, and the only one
+								 * that counts */
 	const char *share;			/* or NULL */
 	const char *owner;			/* NULL for the default */
 	const char *why;			/* or NULL */
@@ -429,6 +430,8 @@ typedef struct DlockTry
 	DlockObjects objects;
 	DlockRequest *request;
 	uint64		namehash;
+	Relation	definitions;	/* open, for as long as the try lasts */
+	DlockDefinition definition;
 	DlockLook	look;
 	bool		ahead;			/* earlier waiters are in the way */
 } DlockTry;
@@ -548,6 +551,8 @@ extern bool DlockLockIsOnSlot(const LockInstanceData *lock, uint64 namehash,
 
 /* ---- lease.c: rows and tokens; knows no shared memory ------------------ */
 
+extern Relation DlockOpenTable(Oid relid, LOCKMODE mode, int natts);
+extern void DlockRequirePlainIndexes(Relation rel);
 extern bool DlockFetchRow(Relation rel, const char *name, int namelen,
 						  int slot, DlockRow *row);
 extern void DlockDeformRow(Relation rel, HeapTuple tuple, DlockRow *row);
@@ -566,6 +571,7 @@ extern bool DlockRowIsIdle(Relation rel, HeapTuple tuple, TimestampTz before);
 /* ---- history.c --------------------------------------------------------- */
 
 #define DLOCK_HISTORY_ROLE	4	/* its column of that name */
+#define DLOCK_HISTORY_NATTS	16
 
 extern const char *DlockOutcomeText(DlockOutcome outcome);
 extern void DlockRecordEnd(Oid history, const DlockRow *row, const DlockLease *lease,
@@ -575,8 +581,13 @@ extern int	DlockPruneHistory(Oid history, TimestampTz before, int limit);
 
 /* ---- definition.c: a lock's own defaults ------------------------------- */
 
+#define DLOCK_DEFINITION_NATTS	8
+
 extern void DlockFindDefinition(const DlockObjects *objects, const char *name,
 								int namelen, DlockDefinition *definition);
+extern Relation DlockOpenDefinitions(const DlockObjects *objects);
+extern void DlockGetDefinition(Relation rel, const char *name, int namelen,
+							   DlockDefinition *definition);
 extern void DlockReadDefinition(Relation rel, HeapTuple tuple,
 								DlockDefinition *definition);
 
@@ -638,7 +649,7 @@ extern bool DlockSessionHeartbeat(int64 id, int64 **lost, int *nlost);
 extern bool DlockSessionFind(DlockDatabase *db, int64 id, DlockSession *session);
 extern int	DlockSessionLeases(DlockDatabase *db, int64 id, int64 *tokens, int max,
 							   bool lost);
-extern void DlockSessionAdopt(DlockDatabase *db, const DlockSession *session);
+extern DlockLive *DlockSessionAdopt(DlockDatabase *db, const DlockSession *session);
 extern void DlockSessionEnd(DlockLive *session, DlockOutcome outcome);
 
 /* ---- queue.c: who waits ------------------------------------------------ */
@@ -678,12 +689,14 @@ extern bool DlockPendingGuards(const char *name);
 extern void DlockPendingTtl(DlockPending *note, int64 token, int64 ttl);
 extern void DlockPendingRevoke(DlockPending *note, int64 token, int64 grace);
 extern void DlockPendingFlush(DlockPending *note);
+extern void DlockPendingWake(DlockPending *note, uint64 namehash);
 extern void DlockPendingSessionEnd(DlockPending *note, int64 session);
 
 /* ---- grant.c: the grant of a lease to a request that fits --------------- */
 
 extern bool DlockFitsBeside(const DlockRequest *request,
 							const DlockObstacles *obstacles);
+extern void DlockApplyDefinition(DlockTry *try);
 extern bool DlockFits(DlockTry *try);
 extern int64 DlockGrant(DlockTry *try);
 

@@ -48,6 +48,35 @@ DlockFitsBeside(const DlockRequest *request, const DlockObstacles *obstacles)
 }
 
 /*
+ * Read the lock's definition, and what follows from it: it may have changed
+ * since the last look.  42501 for who may not take the lock.
+ */
+void
+DlockApplyDefinition(DlockTry *try)
+{
+	DlockRequest *request = try->request;
+	DlockDefinition *definition = &try->definition;
+
+	DlockGetDefinition(try->definitions, request->name, request->namelen, definition);
+	if (request->must_exist && !definition->exists)
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_OBJECT),
+				 errmsg("lock \"%s\" is not defined", request->name),
+				 errhint("Define it with dlock_define(), or leave out must_exist.")));
+	if (OidIsValid(definition->role) && !DlockMayUse(definition->role))
+		ereport(ERROR,
+				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+				 errmsg("permission denied for lock \"%s\"", request->name),
+				 errdetail("It is defined for another role.")));
+
+	request->defined = definition->capacity > 0 && request->share == NULL;
+	request->capacity = request->defined ? definition->capacity :
+		Max(request->own_capacity, 1);
+	request->takeover_delay = definition->takeover_delay;
+	request->notify = definition->notify;
+}
+
+/*
  * Does the request fit, beside what is alive and beside earlier waiters?
  *
  * The map first: a waiter that is granted its lease meanwhile leaves the queue
@@ -58,6 +87,7 @@ DlockFits(DlockTry *try)
 {
 	DlockObstacles all;
 
+	DlockApplyDefinition(try);
 	DlockLookAt(try->db, try->request, &try->look);
 	all = try->look.alive;
 	try->ahead = DlockQueueAhead(try->db, try->request, &all, &try->look.changes_at);
@@ -210,7 +240,7 @@ DlockGrant(DlockTry *try)
 	int			ndead;
 
 	DlockRaiseTokens(try->db, &try->objects);
-	rel = table_open(try->objects.lease, RowExclusiveLock);
+	rel = DlockOpenTable(try->objects.lease, RowExclusiveLock, Natts_lease);
 	for (;;)
 	{
 		if (!TakeTags(try, &slot, &ndead))

@@ -41,6 +41,8 @@ enum
 	Natts_history = Anum_history_slot
 };
 
+StaticAssertDecl(Natts_history == DLOCK_HISTORY_NATTS, "columns of dlock.history");
+
 /* The columns that a lease hands down to its history, from and to. */
 static const int inherited[][2] = {
 	{Anum_lease_name, Anum_history_name},
@@ -123,7 +125,7 @@ DlockRecordEnd(Oid history, const DlockRow *row, const DlockLease *lease,
 		nulls[Anum_history_last_refused_at - 1] = true;
 	values[Anum_history_ended_by - 1] = CStringGetTextDatum(ended_by);
 
-	rel = table_open(history, RowExclusiveLock);
+	rel = DlockOpenTable(history, RowExclusiveLock, Natts_history);
 	Insert(rel, heap_form_tuple(RelationGetDescr(rel), values, nulls));
 	table_close(rel, NoLock);
 }
@@ -136,7 +138,7 @@ DlockRecordEnd(Oid history, const DlockRow *row, const DlockLease *lease,
 int
 DlockPruneHistory(Oid history, TimestampTz before, int limit)
 {
-	Relation	rel = table_open(history, RowExclusiveLock);
+	Relation	rel = DlockOpenTable(history, RowExclusiveLock, Natts_history);
 	Oid			index = InvalidOid;
 	SysScanDesc scan;
 	ScanKeyData key;

@@ -31,6 +31,24 @@
 #include "utils/timestamp.h"
 
 /*
+ * Open one of dlock's tables, which must have "natts" columns: 55000 when
+ * somebody has changed it.
+ */
+Relation
+DlockOpenTable(Oid relid, LOCKMODE mode, int natts)
+{
+	Relation	rel = table_open(relid, mode);
+
+	if (RelationGetDescr(rel)->natts != natts)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("columns of table \"dlock.%s\" have been added or dropped",
+						RelationGetRelationName(rel)),
+				 errhint("Drop the extension and create it again.")));
+	return rel;
+}
+
+/*
  * The row of this slot, or false when there is none.  The row is a copy in
  * the current memory context.
  */
@@ -101,8 +119,8 @@ DlockRowSetText(DlockRow *row, int att, const char *text)
  * there while ours is rebuilt, and is plain; but an operator may have made one
  * that is not: raise 55000.
  */
-static void
-RequirePlainIndexes(Relation rel)
+void
+DlockRequirePlainIndexes(Relation rel)
 {
 	List	   *indexes = RelationGetIndexList(rel);
 	ListCell   *lc;
@@ -117,8 +135,8 @@ RequirePlainIndexes(Relation rel)
 			RelationGetIndexPredicate(irel) != NIL)
 			ereport(ERROR,
 					(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-					 errmsg("index \"%s\" must not be on table \"%s\"",
-							RelationGetRelationName(irel), "dlock.lease"),
+					 errmsg("index \"%s\" must not be on table \"dlock.%s\"",
+							RelationGetRelationName(irel), RelationGetRelationName(rel)),
 					 errhint("Drop the index.")));
 		index_close(irel, AccessShareLock);
 	}
@@ -135,7 +153,7 @@ DlockStoreRow(Relation rel, DlockRow *row)
 	HeapTuple	tuple = heap_form_tuple(RelationGetDescr(rel),
 										row->values, row->nulls);
 
-	RequirePlainIndexes(rel);
+	DlockRequirePlainIndexes(rel);
 	if (row->tuple == NULL)
 		CatalogTupleInsert(rel, tuple);
 	else
@@ -143,11 +161,21 @@ DlockStoreRow(Relation rel, DlockRow *row)
 	heap_freetuple(tuple);
 }
 
-/* Does this transaction keep one snapshot over many statements? */
+/*
+ * Does this transaction keep one snapshot over many statements?
+ *
+ * In a subtransaction, which may be a function's within a single statement,
+ * the server does not say; then a block is known by a statement that began
+ * after its transaction.
+ */
 static bool
 KeepsSnapshot(void)
 {
-	return IsolationUsesXactSnapshot() && IsTransactionBlock();
+	if (!IsolationUsesXactSnapshot())
+		return false;
+	return IsSubTransaction() ?
+		GetCurrentStatementStartTimestamp() != GetCurrentTransactionStartTimestamp() :
+		IsTransactionBlock();
 }
 
 /* Is the snapshot that it keeps older than this version of a row? */

@@ -71,13 +71,34 @@ Conflicts(DlockLive *live, const DlockRequest *request, DlockNanos now,
 }
 
 /*
+ * A bit for each of the first slots: set one; false when it was set already.
+ * Slots beyond are all different.
+ */
+#define SLOT_WORDS	16
+
+static bool
+SetBit(uint64 *words, int slot)
+{
+	uint64		bit = UINT64CONST(1) << (slot % 64);
+
+	if (slot >= 64 * SLOT_WORDS)
+		return true;
+	if (words[slot / 64] & bit)
+		return false;
+	words[slot / 64] |= bit;
+	return true;
+}
+
+/*
  * Look at a lock as somebody who asks for it.  Waiters are not looked at.
  */
 void
 DlockLookAt(DlockDatabase *db, const DlockRequest *request, DlockLook *look)
 {
-	uint64		used[16] = {0}; /* a bit for each of the first slots */
+	uint64		used[SLOT_WORDS] = {0};
+	uint64		counted[SLOT_WORDS] = {0};	/* those with an obstacle */
 	int			max_slot = -1;
+	int			only_slot = -1; /* of all obstacles, or -2 */
 	DlockNanos	now = DlockNow();
 	DlockLive  *first;
 
@@ -125,7 +146,12 @@ DlockLookAt(DlockDatabase *db, const DlockRequest *request, DlockLook *look)
 		}
 		else
 		{
+			/* a slot that is being taken over has two leases, and one place */
 			AddObstacle(&look->alive, live, request);
+			if (!SetBit(counted, live->slot))
+				look->alive.count--;
+			only_slot = only_slot == -1 || only_slot == live->slot ? live->slot : -2;
+
 			if (DlockWordIsAlive(word) && own)
 				look->own_token = live->key.id;
 			if ((DlockWordIsAlive(word) && own) ||
@@ -145,20 +171,19 @@ DlockLookAt(DlockDatabase *db, const DlockRequest *request, DlockLook *look)
 		/* a slot is free when its lease has ended for everybody */
 		if (pg_atomic_read_u64(&live->word) != DLOCK_WORD_ENDED && !DlockLiveEndedByMe(live))
 		{
-			if (live->slot < 64 * lengthof(used))
-				used[live->slot / 64] |= UINT64CONST(1) << (live->slot % 64);
+			(void) SetBit(used, live->slot);
 			max_slot = Max(max_slot, live->slot);
 		}
 	}
 	DlockMapRelease();
 
-	if (look->alive.count != 1)
+	if (only_slot < 0)
 		look->uncommitted = -1;
 
-	while (look->free_slot < 64 * lengthof(used) &&
+	while (look->free_slot < 64 * SLOT_WORDS &&
 		   (used[look->free_slot / 64] & (UINT64CONST(1) << (look->free_slot % 64))))
 		look->free_slot++;
-	if (look->free_slot == 64 * lengthof(used))
+	if (look->free_slot == 64 * SLOT_WORDS)
 		look->free_slot = Max(max_slot + 1, look->free_slot);
 }
 

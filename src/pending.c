@@ -31,7 +31,8 @@ typedef enum PendingKind
 	PENDING_GUARD,
 	PENDING_TTL,
 	PENDING_REVOKE,
-	PENDING_SESSION_END
+	PENDING_SESSION_END,
+	PENDING_WAKE
 } PendingKind;
 
 struct DlockPending
@@ -213,6 +214,15 @@ DlockPendingFlush(DlockPending *note)
 	AddNote(note, PENDING_NOTHING, NULL);
 }
 
+/* The waiters of a lock may fit from the commit on. */
+void
+DlockPendingWake(DlockPending *note, uint64 namehash)
+{
+	AddNote(note, PENDING_WAKE, NULL);
+	note->key = note->db->key;
+	note->namehash = namehash;
+}
+
 /* A session ends with this transaction. */
 void
 DlockPendingSessionEnd(DlockPending *note, int64 session)
@@ -250,7 +260,7 @@ BeforeCommit(void)
 
 		flush |= note->flush;
 		if (note->log != NULL)
-			ereport(LOG, (errmsg_internal("%s", note->log)));
+			ereport(LOG_SERVER_ONLY, (errmsg_internal("%s", note->log)));
 	}
 
 	if (flush)
@@ -275,12 +285,12 @@ Finish(DlockPending *note, bool changed)
 	DlockLive  *live = note->live;
 
 	dlist_delete(&note->node);
-	if (live == NULL)
-		return;
-	if (live->key.id > 0 &&
-		(changed || pg_atomic_read_u64(&live->word) < DLOCK_WORD_PENDING))
+	if (changed ||
+		(live != NULL && live->key.id > 0 &&
+		 pg_atomic_read_u64(&live->word) < DLOCK_WORD_PENDING))
 		dlist_push_tail(&wakes, &note->node);
-	DlockLiveUnpin(live);
+	if (live != NULL)
+		DlockLiveUnpin(live);
 }
 
 /* Can neither fail nor allocate. */
@@ -337,6 +347,9 @@ Commit(DlockPending *note)
 		case PENDING_GUARD:
 			if (live != NULL)
 				DlockLiveUnguard(live);
+			break;
+		case PENDING_WAKE:
+			changed = true;
 			break;
 		case PENDING_NOTHING:
 			break;

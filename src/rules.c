@@ -96,7 +96,7 @@ ClaimLease(Claim *claim, int64 token, const char *what, bool share, bool dead,
 		DlockDenyLease(token);
 
 	claim->namehash = DlockHashName(lease->name, strlen(lease->name));
-	claim->rel = table_open(claim->objects.lease, mode);
+	claim->rel = DlockOpenTable(claim->objects.lease, mode, Natts_lease);
 #ifdef DLOCK_BREAK_GUARD		/* for test/torture: is the harness awake? */
 	if (share)
 		return DlockFetchRow(claim->rel, lease->name, strlen(lease->name),

@@ -58,6 +58,24 @@ Disconnect(int code, Datum arg)
 	connected = NIL;
 }
 
+/* Forget this connection's sessions that are over: closed, from wherever. */
+static void
+ForgetEnded(void)
+{
+	ListCell   *lc;
+
+	foreach(lc, connected)
+	{
+		DlockLive  *session = lfirst(lc);
+
+		if (DlockLiveWord(session, DlockNow()) <= DLOCK_WORD_ENDED)
+		{
+			DlockLiveUnpin(session);
+			connected = foreach_delete_current(connected, lc);
+		}
+	}
+}
+
 /*
  * Open a session with this TTL (µs): its id.  "bound": it lives as long as this
  * connection.
@@ -68,6 +86,7 @@ Disconnect(int code, Datum arg)
 int64
 DlockSessionOpen(const char *owner, int64 ttl, bool bound)
 {
+	static bool registered = false;
 	DlockObjects objects;
 	DlockDatabase *db = DlockOpenDatabase(&objects);
 	DlockRequest request;
@@ -95,7 +114,8 @@ DlockSessionOpen(const char *owner, int64 ttl, bool bound)
 		return id;
 	}
 
-	/* the pin is kept until the connection ends */
+	/* the pin is kept until the connection ends, or the session */
+	ForgetEnded();
 	old = MemoryContextSwitchTo(TopMemoryContext);
 	connected = lappend(connected, NULL);
 	MemoryContextSwitchTo(old);
@@ -109,15 +129,19 @@ DlockSessionOpen(const char *owner, int64 ttl, bool bound)
 		PG_RE_THROW();
 	}
 	PG_END_TRY();
-	if (list_length(connected) == 1)
+	if (!registered)
 		before_shmem_exit(Disconnect, 0);
+	registered = true;
 	llast(connected) = live;
 	DlockLiveStart(live, 0, DLOCK_WORD_CONNECTED);
 	return id;
 }
 
-/* A session's leases are in its rows: make it again from one of them. */
-void
+/*
+ * A session is in the rows of its leases: make it again from one of them.  It
+ * comes pinned, until that lease is in the map; NULL when it is there already.
+ */
+DlockLive *
 DlockSessionAdopt(DlockDatabase *db, const DlockSession *session)
 {
 	DlockRequest request;
@@ -130,14 +154,14 @@ DlockSessionAdopt(DlockDatabase *db, const DlockSession *session)
 	request.role = session->role;
 	live = DlockMapInsert(db, -session->id, &request, -1);
 	if (live == NULL)
-		return;					/* by another lease of it */
+		return NULL;
 
 	DlockLiveStart(live, 0, deadline);
 	if (session->connected)
 		DlockSessionEnd(live, DLOCK_DISCONNECTED);	/* no connection is left */
 	else
 		DlockTellLauncher(&live->key, deadline);
-	DlockLiveUnpin(live);
+	return live;
 }
 
 /* Copy out a session; false when it is gone, or this transaction closed it. */

@@ -144,7 +144,7 @@ dlock_verify_leases(PG_FUNCTION_ARGS)
 	Relation	rel;
 
 	InitMaterializedSRF(fcinfo, 0);
-	rel = table_open(objects.lease, AccessShareLock);
+	rel = DlockOpenTable(objects.lease, AccessShareLock, Natts_lease);
 	VerifyRows(fcinfo, db, rel);
 	VerifyMap(fcinfo, db, rel);
 	table_close(rel, AccessShareLock);

@@ -111,7 +111,7 @@ dlock_holders(PG_FUNCTION_ARGS)
 	if (n == 0)
 		return (Datum) 0;
 
-	rel = table_open(objects.lease, AccessShareLock);
+	rel = DlockOpenTable(objects.lease, AccessShareLock, Natts_lease);
 	for (int i = 0; i < n; i++)
 	{
 		DlockLease	lease;
@@ -188,7 +188,7 @@ dlock_leases(PG_FUNCTION_ARGS)
 	locks = DlockGuardLocks();
 	context = AllocSetContextCreate(CurrentMemoryContext, "dlock leases",
 									ALLOCSET_DEFAULT_SIZES);
-	rel = table_open(objects.lease, AccessShareLock);
+	rel = DlockOpenTable(objects.lease, AccessShareLock, Natts_lease);
 	for (int i = 0; i < n; i++)
 	{
 		DlockLease	lease;
@@ -360,7 +360,7 @@ dlock_locks(PG_FUNCTION_ARGS)
 	max = pg_atomic_read_u64(&DlockShared->entries) + 1000;
 	tokens = palloc_extended(max * sizeof(int64), MCXT_ALLOC_HUGE);
 
-	rel = table_open(objects.definition, AccessShareLock);
+	rel = DlockOpenTable(objects.definition, AccessShareLock, DLOCK_DEFINITION_NATTS);
 	scan = systable_beginscan(rel, InvalidOid, false, SnapshotSelf, 0, NULL);
 	while (HeapTupleIsValid(tuple = systable_getnext(scan)))
 	{
@@ -409,17 +409,15 @@ dlock_history(PG_FUNCTION_ARGS)
 	HeapTuple	tuple;
 	Oid			role = InvalidOid;
 	bool		may_see = false;
-	Datum	   *values;
-	bool	   *nulls;
+	Datum		values[DLOCK_HISTORY_NATTS];
+	bool		nulls[DLOCK_HISTORY_NATTS];
 
 	DlockRequirePreloaded();
 	InitMaterializedSRF(fcinfo, 0);
 	if (!DlockFindObjects(&objects))
 		return (Datum) 0;
 
-	rel = table_open(objects.history, AccessShareLock);
-	values = palloc_array(Datum, RelationGetDescr(rel)->natts);
-	nulls = palloc_array(bool, RelationGetDescr(rel)->natts);
+	rel = DlockOpenTable(objects.history, AccessShareLock, DLOCK_HISTORY_NATTS);
 	scan = systable_beginscan(rel, InvalidOid, false, SnapshotSelf, 0, NULL);
 	while (HeapTupleIsValid(tuple = systable_getnext(scan)))
 	{
