@@ -3,8 +3,10 @@
  * definition.c
  *	  The rows of dlock.definition: a lock's own defaults.
  *
- * Read with SnapshotSelf like lease rows, so that a caller with an old
- * snapshot counts permits by the definition of now.
+ * Read with a snapshot of the moment, as catalogs are, so that a caller with an
+ * old one counts permits by the definition of now.  Not with SnapshotSelf, as
+ * lease rows are under their tag: without one, it can miss a row that is being
+ * updated.
  *
  *-------------------------------------------------------------------------
  */
@@ -21,7 +23,6 @@
 #include "utils/builtins.h"
 #include "utils/fmgroids.h"
 #include "utils/rel.h"
-#include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 #include "utils/tuplestore.h"
 
@@ -58,7 +59,7 @@ FetchDefinition(Relation rel, const char *name, int namelen)
 	ScanKeyInit(&key, Anum_definition_name, BTEqualStrategyNumber, F_TEXTEQ,
 				PointerGetDatum(nametext));
 	scan = systable_beginscan(rel, RelationGetPrimaryKeyIndex(rel, false), true,
-							  SnapshotSelf, 1, &key);
+							  NULL, 1, &key);
 	tuple = systable_getnext(scan);
 	if (HeapTupleIsValid(tuple))
 		tuple = heap_copytuple(tuple);

@@ -168,8 +168,9 @@ DlockLookAt(DlockDatabase *db, const DlockRequest *request, DlockLook *look)
 				look->uncommitted = live->slot;
 		}
 
-		/* a slot is free when its lease has ended for everybody */
-		if (pg_atomic_read_u64(&live->word) != DLOCK_WORD_ENDED && !DlockLiveEndedByMe(live))
+		/* a slot is free when its lease has ended, and its row says no more */
+		if (rests_until > now ||
+			(pg_atomic_read_u64(&live->word) != DLOCK_WORD_ENDED && !DlockLiveEndedByMe(live)))
 		{
 			(void) SetBit(used, live->slot);
 			max_slot = Max(max_slot, live->slot);

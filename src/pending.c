@@ -319,8 +319,9 @@ Commit(DlockPending *note)
 				break;
 			if (note->outcome != DLOCK_RELEASED)
 				DlockLiveTellSession(live);
+			if (note->outcome == DLOCK_REVOKED)
+				pg_atomic_write_u64(&live->rests_until, 0);	/* no min_hold */
 			DlockLiveEnd(live, note->span > 0 ? DLOCK_STATE_DELAYED :
-						 note->outcome == DLOCK_REVOKED ? DLOCK_STATE_OVER :
 						 DLOCK_STATE_MIN_HOLD, now + note->span);
 			pg_atomic_write_u32(&live->ender, 0);
 			break;
