@@ -30,6 +30,12 @@
  */
 #define SLEEP_MAX_MS	1000
 
+/*
+ * How long the commit of a grant may take before a waiter sleeps on its tag.
+ * No lease is shorter, so no deadline is missed.
+ */
+#define COMMIT_TIME		(10 * DLOCK_NS_PER_MS)
+
 /* ----------
  * Defaults
  * ----------
@@ -74,8 +80,6 @@ Complete(DlockTry *try)
 						request->retry ? "retry" : "reentrant"),
 				 errdetail("Without one, nothing tells who has asked before.")));
 
-	if (request->owner == NULL)
-		request->owner = DlockDescribeMe();
 	if (request->ttl == 0)
 		request->ttl = Min(definition->ttl > 0 ? definition->ttl : (int64) dlock_default_ttl * 1000,
 						   DLOCK_MAX_SPAN);
@@ -237,8 +241,10 @@ Wait(DlockTry *try, bool between)
 	DlockRequest *request = try->request;
 	DlockNanos	started = DlockNow();
 	DlockNanos	ends = started + request->wait * DLOCK_NS_PER_US;
-	DlockNanos	check_at = started + DeadlockTimeout * DLOCK_NS_PER_MS;
+	DlockNanos	check_after = DeadlockTimeout * DLOCK_NS_PER_MS;
+	DlockNanos	check_at = started + check_after;
 	DlockNanos	timeout_at = PG_UINT64_MAX;
+	DlockNanos	uncommitted_since = 0;
 	DlockNanos	now = started;
 	MemoryContext context;
 	volatile int64 token = 0;
@@ -302,13 +308,19 @@ Wait(DlockTry *try, bool between)
 				DlockCheckDeadlock(try->db, request->session);
 				MemoryContextSwitchTo(old);
 				MemoryContextReset(context);
-				check_at = now + DeadlockTimeout * DLOCK_NS_PER_MS;
+				if (check_after < 8 * DeadlockTimeout * DLOCK_NS_PER_MS)
+					check_after *= 2;
+				check_at = now + check_after;
 			}
 			until = Min(ends, timeout_at);
 
 			if (between)
 				NextTransaction(try);
-			if (try->look.uncommitted >= 0 && !try->ahead && !fits)
+			if (fits || try->ahead || try->look.uncommitted < 0)
+				uncommitted_since = 0;
+			else if (uncommitted_since == 0)
+				uncommitted_since = now;
+			if (uncommitted_since != 0 && now >= uncommitted_since + COMMIT_TIME)
 			{
 				/* long enough for the server's deadlock detector to look */
 				until = Min(until, now + 2 * (DeadlockTimeout + SLEEP_MAX_MS) * DLOCK_NS_PER_MS);
@@ -316,8 +328,13 @@ Wait(DlockTry *try, bool between)
 						   Max((until - now) / DLOCK_NS_PER_MS, 1));
 			}
 			else
-				DlockQueueSleep(Min(Min(until, now + SLEEP_MAX_MS * DLOCK_NS_PER_MS),
-									Min(check_at, try->look.changes_at)));
+			{
+				until = Min(Min(until, now + SLEEP_MAX_MS * DLOCK_NS_PER_MS),
+							Min(check_at, try->look.changes_at));
+				if (uncommitted_since != 0)
+					until = Min(until, uncommitted_since + COMMIT_TIME);
+				DlockQueueSleep(until);
+			}
 			RequireClient();
 			if (between)
 				try->definitions = DlockOpenDefinitions(&try->objects);
@@ -367,6 +384,8 @@ DlockAcquire(DlockRequest *request, bool between)
 
 	/* a refusal without a wait has looked at memory alone */
 	fits = DlockFits(&try);
+	if (request->owner == NULL && (fits || request->wait > 0))
+		request->owner = DlockDescribeMe();
 	if (try.look.own_token != 0)
 		token = AskAgain(&try);
 	if (token == 0 && fits)

@@ -18,26 +18,39 @@
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
-/* Put one row that is held, or whose lock rests, into the map. */
+/* What is left of a rest that was to last until "until", and "whole" at most. */
+static int64
+RestLeft(TimestampTz until, int64 whole)
+{
+	return Max(Min(until - GetCurrentTimestamp(), whole), 0);
+}
+
+/*
+ * Put one row that is held, or whose lock rests, into the map.  A lease stays
+ * pending, and pinned, until StartAdopted(): its time has not begun.
+ *
+ * A rest is all that is measured by the wall clock, and only here: its whole
+ * length is the most that a clock set back can make of it.
+ */
 static void
 AdoptRow(DlockDatabase *db, const DlockObjects *objects, DlockRow *row)
 {
 	text	   *name = DatumGetTextPP(DlockRowValue(row, Anum_lease_name));
-	TimestampTz wall = GetCurrentTimestamp();
+	TimestampTz acquired_at = DatumGetTimestampTz(DlockRowValue(row, Anum_lease_acquired_at));
+	bool		held = DlockRowIsHeld(row);
 	DlockDefinition definition;
-	DlockSession session;
 	DlockRequest request;
-	DlockNanos	now;
-	DlockNanos	rests_until = 0;
-	DlockLive  *live;
-	DlockLive  *pinned = NULL;
 	DlockLease	lease;
-	int64		rest = 0;
+	DlockLive  *live;
+	int64		span;
+
+	if (!held && DlockRowIsNull(row, Anum_lease_rests_until))
+		return;
 
 	memset(&request, 0, sizeof(request));
 	request.name = VARDATA_ANY(name);
 	request.namelen = VARSIZE_ANY_EXHDR(name);
-	request.ttl = DlockIntervalMicros(DatumGetIntervalP(DlockRowValue(row, Anum_lease_ttl)));
+	request.ttl = DlockRowSpan(row, Anum_lease_ttl);
 	request.capacity = DatumGetInt32(DlockRowValue(row, Anum_lease_capacity));
 	request.role = DatumGetObjectId(DlockRowValue(row, Anum_lease_role));
 	if (!DlockRowIsNull(row, Anum_lease_share))
@@ -45,47 +58,38 @@ AdoptRow(DlockDatabase *db, const DlockObjects *objects, DlockRow *row)
 	DlockFindDefinition(objects, request.name, request.namelen, &definition);
 	request.takeover_delay = definition.takeover_delay;
 
-	/*
-	 * A rest is all that is measured by the wall clock, and only here: its
-	 * whole length is the most that a clock set back can make of it.
-	 */
-	if (!DlockRowIsHeld(row))
+	if (held)
 	{
-		TimestampTz until;
+		span = DlockRowSpan(row, Anum_lease_min_hold);
+		request.min_hold = RestLeft(acquired_at + span, span);
+	}
+	else
+	{
+		TimestampTz until = DatumGetTimestampTz(DlockRowValue(row, Anum_lease_rests_until));
 
-		if (DlockRowIsNull(row, Anum_lease_rests_until))
-			return;
-		until = DatumGetTimestampTz(DlockRowValue(row, Anum_lease_rests_until));
-		rest = Min(until - wall,
-				   until - DatumGetTimestampTz(DlockRowValue(row, Anum_lease_ended_at)));
-		if (rest <= 0)
+		request.min_hold = RestLeft(until, until -
+									DatumGetTimestampTz(DlockRowValue(row, Anum_lease_ended_at)));
+		if (request.min_hold == 0)
 			return;
 	}
-	else if (!DlockRowIsNull(row, Anum_lease_min_hold))
-	{
-		int64		min_hold = DlockIntervalMicros(DatumGetIntervalP(DlockRowValue(row, Anum_lease_min_hold)));
-		TimestampTz acquired_at = DatumGetTimestampTz(DlockRowValue(row, Anum_lease_acquired_at));
 
-		rest = Min(acquired_at + min_hold - wall, min_hold);
-	}
-
-	if (DlockRowIsHeld(row) && !DlockRowIsNull(row, Anum_lease_session))
+	if (held && !DlockRowIsNull(row, Anum_lease_session))
 	{
+		DlockSession session;
+
 		memset(&session, 0, sizeof(session));
 		session.id = request.session =
 			DatumGetInt64(DlockRowValue(row, Anum_lease_session));
-		session.ttl = DlockIntervalMicros(DatumGetIntervalP(DlockRowValue(row, Anum_lease_session_ttl)));
+		session.ttl = DlockRowSpan(row, Anum_lease_session_ttl);
 		session.role = request.role;
 		session.connected = !DlockRowIsNull(row, Anum_lease_session_pid);
 		strlcpy(session.owner, TextDatumGetCString(DlockRowValue(row, Anum_lease_owner)),
 				sizeof(session.owner));
-		pinned = DlockSessionAdopt(db, &session);
+		DlockSessionAdopt(db, &session);
 	}
 
 	live = DlockMapInsert(db, DlockRowToken(row), &request,
 						  DatumGetInt32(DlockRowValue(row, Anum_lease_slot)));
-	if (pinned != NULL)
-		DlockLiveUnpin(pinned);
 	if (live == NULL)
 	{
 		/* an adoption that failed had come this far */
@@ -94,33 +98,51 @@ AdoptRow(DlockDatabase *db, const DlockObjects *objects, DlockRow *row)
 		return;
 	}
 
-	now = DlockNow();
-	if (rest > 0)
-		rests_until = now + rest * DLOCK_NS_PER_US;
-	DlockLiveStart(live, DlockRowIsHeld(row) ? rests_until : 0, now + request.ttl * DLOCK_NS_PER_US);
-	if (DlockRowIsHeld(row))
+	if (!held)
 	{
-		pg_atomic_fetch_add_u64(&db->held, 1);
-		if (!DlockRowIsNull(row, Anum_lease_revoke_grace))
-			DlockLiveRevoke(live, now + DLOCK_NS_PER_US *
-							DlockIntervalMicros(DatumGetIntervalP(DlockRowValue(row, Anum_lease_revoke_grace))));
-		DlockTellLauncher(&live->key, now + request.ttl * DLOCK_NS_PER_US);
-	}
-	else
-		{
 		bool		delayed = strcmp(TextDatumGetCString(DlockRowValue(row, Anum_lease_rests_for)),
 									 "delayed") == 0;
 
 		DlockLiveEnd(live, delayed ? DLOCK_STATE_DELAYED : DLOCK_STATE_MIN_HOLD,
-					 rests_until);
+					 DlockNow() + request.min_hold * DLOCK_NS_PER_US);
+		DlockLiveUnpin(live);
 	}
+	else if (!DlockRowIsNull(row, Anum_lease_revoke_grace))
+		live->revoke_grace = DlockRowSpan(row, Anum_lease_revoke_grace) * DLOCK_NS_PER_US;
+}
+
+/* For DlockMapScan(): start what this adoption, or one before it, put there. */
+static bool
+StartAdopted(DlockLive *live, void *arg)
+{
+	DlockDatabase *db = arg;
+	DlockNanos	now = DlockNow();
+
+	if (live->key.dboid != db->key.dboid || live->key.relid != db->key.relid ||
+		live->pid != 0 || pg_atomic_read_u64(&live->word) != DLOCK_WORD_PENDING)
+		return true;
+
+	if (pg_atomic_read_u32(&live->outcome) == DLOCK_DISCONNECTED)
+	{
+		/* a session whose connection did not live through the restart */
+		pg_atomic_write_u64(&live->died_at, now);
+		pg_atomic_write_u64(&live->word, DLOCK_WORD_DEAD);
+	}
+	else
+		DlockLiveStart(live, live->min_hold > 0 ? now + live->min_hold : 0,
+					   now + pg_atomic_read_u64(&live->ttl));
+	if (live->revoke_grace > 0)
+		DlockLiveRevoke(live, now + live->revoke_grace);
+	if (live->key.id > 0)
+		pg_atomic_fetch_add_u64(&db->held, 1);
 	DlockLiveUnpin(live);
+	return true;
 }
 
 /*
  * Rebuild the map of this database from its table: each lease that a start
- * found in it has one full TTL from now on.  Once per database and start;
- * until that is done, every call waits here.
+ * found in it has one full TTL from the end of this on.  Once per database and
+ * start; until that is done, every call waits here.
  */
 void
 DlockAdopt(DlockDatabase *db, const DlockObjects *objects)
@@ -151,8 +173,10 @@ DlockAdopt(DlockDatabase *db, const DlockObjects *objects)
 		systable_endscan(scan);
 		table_close(rel, AccessShareLock);
 
+		DlockMapScan(StartAdopted, db);
 		pg_write_barrier();
 		pg_atomic_write_u32(&db->adopted, 1);
+		DlockTellLauncherAll();
 	}
 	DlockUnlockAdoption();
 }

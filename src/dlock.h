@@ -187,6 +187,7 @@ typedef struct DlockLive
 	pg_atomic_uint32 outcome;	/* a session: how its leases end with it */
 	DlockNanos	min_hold;		/* from the commit of the grant */
 	DlockNanos	takeover_delay; /* from its death */
+	DlockNanos	revoke_grace;	/* of a lease that is being adopted */
 	Oid			role;
 	int			pid;			/* backend of the grant, 0 when adopted */
 	int			slot;
@@ -556,6 +557,7 @@ extern void DlockRequirePlainIndexes(Relation rel);
 extern bool DlockFetchRow(Relation rel, const char *name, int namelen,
 						  int slot, DlockRow *row);
 extern void DlockDeformRow(Relation rel, HeapTuple tuple, DlockRow *row);
+extern int64 DlockRowSpan(const DlockRow *row, int att);
 extern void DlockRowSet(DlockRow *row, int att, Datum value);
 extern void DlockRowSetNull(DlockRow *row, int att);
 extern void DlockRowSetText(DlockRow *row, int att, const char *text);
@@ -649,7 +651,7 @@ extern bool DlockSessionHeartbeat(int64 id, int64 **lost, int *nlost);
 extern bool DlockSessionFind(DlockDatabase *db, int64 id, DlockSession *session);
 extern int	DlockSessionLeases(DlockDatabase *db, int64 id, int64 *tokens, int max,
 							   bool lost);
-extern DlockLive *DlockSessionAdopt(DlockDatabase *db, const DlockSession *session);
+extern void DlockSessionAdopt(DlockDatabase *db, const DlockSession *session);
 extern void DlockSessionEnd(DlockLive *session, DlockOutcome outcome);
 
 /* ---- queue.c: who waits ------------------------------------------------ */
@@ -749,6 +751,7 @@ extern const char *DlockArgShare(FunctionCallInfo fcinfo, int arg);
 
 extern void DlockRegisterLauncher(void);
 extern void DlockTellLauncher(const DlockKey *key, DlockNanos at);
+extern void DlockTellLauncherAll(void);
 
 extern bool DlockIsReaper;		/* this process is one */
 

@@ -114,6 +114,21 @@ DlockTellLauncher(const DlockKey *key, DlockNanos at)
 		SetLatch(latch);
 }
 
+/* Have the launcher look at the whole map: there is more than fits. */
+void
+DlockTellLauncherAll(void)
+{
+	Latch	   *latch;
+
+	SpinLockAcquire(&DlockShared->mutex);
+	DlockShared->ring_head += DLOCK_RING_SIZE + 1;
+	latch = DlockShared->launcher;
+	SpinLockRelease(&DlockShared->mutex);
+
+	if (latch != NULL)
+		SetLatch(latch);
+}
+
 /* ----------
  * The heap
  * ----------
@@ -350,6 +365,22 @@ FinishVisit(Visit *visit, DlockNanos now)
 		visit->in_a_row++;
 }
 
+/* No worker can be had: say so, but not every time. */
+static void
+TellFull(DlockNanos now)
+{
+	static DlockNanos tell_again_at = 0;
+
+	if (now < tell_again_at)
+		return;
+	tell_again_at = now + PAUSE_FAILED_MAX;
+	ereport(LOG,
+			(errcode(ERRCODE_CONFIGURATION_LIMIT_EXCEEDED),
+			 errmsg("out of background worker slots for dlock"),
+			 errdetail("Leases that expire are not recorded until somebody takes their locks."),
+			 errhint("You might need to increase \"%s\".", "max_worker_processes")));
+}
+
 /*
  * See to reapers that have left, and start those that are due; returns when
  * to look again.
@@ -383,7 +414,8 @@ VisitDatabases(DlockNanos now, DlockNanos wake)
 				continue;
 			if (!StartReaper(visit, slot))
 			{
-				/* max_worker_processes: others may leave without telling us */
+				/* others may leave without telling us */
+				TellFull(now);
 				full = true;
 				wake = Min(wake, now + PAUSE_FAILED);
 			}

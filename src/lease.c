@@ -89,6 +89,14 @@ DlockDeformRow(Relation rel, HeapTuple tuple, DlockRow *row)
 	heap_deform_tuple(row->tuple, RelationGetDescr(rel), row->values, row->nulls);
 }
 
+/* An interval column in µs, 0 for NULL. */
+int64
+DlockRowSpan(const DlockRow *row, int att)
+{
+	return DlockRowIsNull(row, att) ? 0 :
+		DlockIntervalMicros(DatumGetIntervalP(DlockRowValue(row, att)));
+}
+
 /* Change columns of a row in memory; DlockStoreRow() writes it. */
 void
 DlockRowSet(DlockRow *row, int att, Datum value)

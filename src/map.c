@@ -266,7 +266,9 @@ DlockMapDatabase(Oid relid)
 	{
 		pointer = entry->database;
 		dshash_release_lock(databases, entry);
-		return dsa_get_address(area, pointer);
+		db = dsa_get_address(area, pointer);
+		pg_atomic_write_u32(&db->gone, 0);	/* the OIDs may come again */
+		return db;
 	}
 
 	/* made whole before anybody can see it */
@@ -493,6 +495,9 @@ void
 DlockMapPurge(DlockDatabase *db)
 {
 	pg_atomic_write_u32(&db->gone, 1);
+	pg_atomic_write_u32(&db->adopted, 0);
+	pg_atomic_write_u32(&db->raised, 0);
+	pg_atomic_write_u64(&db->held, 0);
 	Sweep(db);					/* the leases */
 	Sweep(db);					/* and sessions that had some */
 }
@@ -523,6 +528,41 @@ CountEntry(void)
 }
 
 /*
+ * Allocate an entry that has been counted; 53200 when there is no memory, or
+ * the system does not give any.
+ */
+static dsa_pointer
+AllocateEntry(Size size)
+{
+	volatile dsa_pointer pointer = InvalidDsaPointer;
+	const char *volatile why = NULL;
+
+	PG_TRY();
+	{
+		pointer = dsa_allocate_extended(area, size, DSA_ALLOC_NO_OOM | DSA_ALLOC_ZERO);
+	}
+	PG_CATCH();
+	{
+		MemoryContextSwitchTo(TopTransactionContext);
+		why = CopyErrorData()->message;
+		FlushErrorState();
+	}
+	PG_END_TRY();
+
+	if (!DsaPointerIsValid(pointer))
+	{
+		pg_atomic_fetch_sub_u64(&DlockShared->entries, 1);
+		ereport(ERROR,
+				(errcode(ERRCODE_OUT_OF_MEMORY),
+				 errmsg("out of shared memory"),
+				 why ? errdetail_internal("%s", why) : 0,
+				 errhint("You might need to decrease \"%s\", or to give the machine more shared memory.",
+						 "dlock.max_leases")));
+	}
+	return pointer;
+}
+
+/*
  * Add a pending lease, or a session (its id negative).  NULL, having changed
  * nothing, when it is there already, as in an adoption that is done again, or
  * when the session it belongs to is gone.
@@ -546,18 +586,7 @@ DlockMapInsert(DlockDatabase *db, int64 id, const DlockRequest *request, int slo
 	if (id > 0)
 		FreeGarbageOf(db, DlockHashName(name, namelen));
 	CountEntry();
-	pointer = dsa_allocate_extended(area, offsetof(DlockLive, name) + namelen + sharelen,
-									DSA_ALLOC_NO_OOM | DSA_ALLOC_ZERO);
-	if (!DsaPointerIsValid(pointer))
-	{
-		pg_atomic_fetch_sub_u64(&DlockShared->entries, 1);
-		ereport(ERROR,
-				(errcode(ERRCODE_OUT_OF_MEMORY),
-				 errmsg("out of shared memory"),
-				 errhint("You might need to decrease \"%s\", or to give the machine more shared memory.",
-						 "dlock.max_leases")));
-	}
-
+	pointer = AllocateEntry(offsetof(DlockLive, name) + namelen + sharelen);
 	live = DlockMapAt(pointer);
 	DlockMapKey(&live->key, db, id);
 	live->self = pointer;
@@ -599,7 +628,7 @@ DlockMapInsert(DlockDatabase *db, int64 id, const DlockRequest *request, int slo
 	}
 	PG_CATCH();
 	{
-		dsa_free(area, pointer);
+		/* the area may be locked still: its memory is lost */
 		pg_atomic_fetch_sub_u64(&DlockShared->entries, 1);
 		PG_RE_THROW();
 	}

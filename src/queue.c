@@ -151,6 +151,8 @@ DlockQueueLeave(bool granted)
 void
 DlockQueueWake(const DlockKey *key, uint64 namehash)
 {
+	Latch	   *latches[8];
+	int			n = 0;
 	dlist_iter	iter;
 	DlockNanos	now;
 
@@ -168,11 +170,15 @@ DlockQueueWake(const DlockKey *key, uint64 namehash)
 			continue;
 		if (waiter->turn_since == 0)
 			waiter->turn_since = now;
-		SetLatch(waiter->latch);
-		if (!HasLetPass(waiter, now))
+		latches[n++] = waiter->latch;
+		if (!HasLetPass(waiter, now) || n == lengthof(latches))
 			break;
 	}
 	LWLockRelease(DlockShared->queue_lock);
+
+	/* not under the lock, which it is the first thing that they want */
+	for (int i = 0; i < n; i++)
+		SetLatch(latches[i]);
 }
 
 /* Have every waiter of a database look again: a session is over. */

@@ -183,7 +183,7 @@ DlockCloseLease(DlockDatabase *db, const DlockObjects *objects, DlockRow *row,
 	if (!DlockRowIsNull(row, Anum_lease_min_hold) && outcome != DLOCK_REVOKED)
 	{
 		rests_until = DatumGetTimestampTz(DlockRowValue(row, Anum_lease_acquired_at)) +
-			DlockIntervalMicros(DatumGetIntervalP(DlockRowValue(row, Anum_lease_min_hold)));
+			DlockRowSpan(row, Anum_lease_min_hold);
 		if (rests_until > now)
 			DlockRowSetText(row, Anum_lease_rests_for, "min_hold");
 	}

@@ -138,30 +138,22 @@ DlockSessionOpen(const char *owner, int64 ttl, bool bound)
 }
 
 /*
- * A session is in the rows of its leases: make it again from one of them.  It
- * comes pinned, until that lease is in the map; NULL when it is there already.
+ * A session is in the rows of its leases: make it again from one of them, if
+ * it isn't there yet.  It is pending, and pinned, until the adoption is done.
  */
-DlockLive *
+void
 DlockSessionAdopt(DlockDatabase *db, const DlockSession *session)
 {
 	DlockRequest request;
 	DlockLive  *live;
-	DlockNanos	deadline = DlockNow() + session->ttl * DLOCK_NS_PER_US;
 
 	memset(&request, 0, sizeof(request));
 	request.owner = session->owner;
 	request.ttl = session->ttl;
 	request.role = session->role;
 	live = DlockMapInsert(db, -session->id, &request, -1);
-	if (live == NULL)
-		return NULL;
-
-	DlockLiveStart(live, 0, deadline);
-	if (session->connected)
-		DlockSessionEnd(live, DLOCK_DISCONNECTED);	/* no connection is left */
-	else
-		DlockTellLauncher(&live->key, deadline);
-	return live;
+	if (live != NULL && session->connected)
+		pg_atomic_write_u32(&live->outcome, DLOCK_DISCONNECTED);
 }
 
 /* Copy out a session; false when it is gone, or this transaction closed it. */

@@ -45,8 +45,8 @@ INSERT INTO bench.work SELECT id, 0 FROM generate_series(0, 3199) id;
 CREATE TABLE bench.hot (n int) WITH (fillfactor = 10);
 INSERT INTO bench.hot VALUES (0);
 
--- What is known of the deadlines of leases that are left to die.
-CREATE TABLE bench.deadline (token bigint, remaining interval, at timestamptz);
+-- How long leases that are left to die had, at a moment between two.
+CREATE TABLE bench.deadline (token bigint, earlier timestamptz, remaining interval, later timestamptz);
 
 VACUUM ANALYZE bench.lease, bench.work, bench.hot, dlock.lease;
 

@@ -41,14 +41,14 @@ function ratios(label, script, rival,	i, r) {
 
 # The same of what they cost the server, with one client: less disturbed by
 # what else the machine has to do.
-function costs(label, script, rival,	r) {
-	for (r = 1; r <= rounds; r++) {
-		if (!cpu[r, 1, script])
-			return				# unknown
-		value[r] = cpu[r, 1, rival] / cpu[r, 1, script]
-	}
+function costs(label, script, rival,	r, known) {
+	for (r = 1; r <= rounds; r++)
+		if (cpu[r, 1, script] && cpu[r, 1, rival])
+			value[++known] = cpu[r, 1, rival] / cpu[r, 1, script]
+	if (!known)
+		return
 	printf "%-44s", label
-	cell(rounds, "%.2f (%.2f-%.2f)")
+	cell(known, "%.2f (%.2f-%.2f)")
 	print ""
 }
 
@@ -84,9 +84,11 @@ END {
 	}
 	title("One hot lock, ratio of rates", "2 8 32")
 	ratios("handoff / contended UPDATE of one row", "hot-lease", "hot-update")
+	ratios("handoff / the same, BEGIN; UPDATE; COMMIT", "hot-lease", "hot-block")
 	ratios("handoff / pg_advisory_lock (not durable)", "hot-lease", "hot-advisory")
 	title("Times a second", "2 8 32")
 	rates("handoff", "hot-lease")
 	rates("contended UPDATE of one row", "hot-update")
+	rates("BEGIN; UPDATE; COMMIT", "hot-block")
 	rates("pg_advisory_lock (not durable)", "hot-advisory")
 }
