@@ -17,7 +17,8 @@ EXTRA_CLEAN = tmp_check
 
 # In the order of a first acquaintance; each stands on its own.
 REGRESS = install settings lease null errors transactions takeover history revoke \
-	refused snapshot roles stats maintenance hostile later
+	refused snapshot roles waiting share capacity sessions reentry all_or_none \
+	definitions notify protect stats maintenance verify privileges hostile
 
 ISOLATION = $(patsubst test/isolation/specs/%.spec,%,$(sort $(wildcard test/isolation/specs/*.spec)))
 ISOLATION_OPTS = --inputdir=test/isolation

@@ -54,3 +54,6 @@ SET dlock.history_retention = 0;
 SELECT dlock_release(dlock_acquire('history none'), 'unseen') AS released;
 SELECT count(*) AS history FROM dlock_history WHERE name = 'history none';
 RESET dlock.history_retention;
+
+-- After all that, lease, history and memory fit together.
+SELECT * FROM dlock_verify();

@@ -10,7 +10,7 @@ CREATE EXTENSION dlock;
 -- What users call.
 \pset format unaligned
 \pset tuples_only on
-SELECT format('%s(%s) -> %s', p.proname, pg_get_function_arguments(p.oid), pg_get_function_result(p.oid))
+SELECT format('%s(%s)%s', p.proname, pg_get_function_arguments(p.oid), ' -> ' || pg_get_function_result(p.oid))
 FROM pg_proc p
 WHERE p.pronamespace = 'public'::regnamespace AND p.proname LIKE 'dlock\_%'
 ORDER BY p.proname COLLATE "C";
@@ -31,15 +31,21 @@ WHERE d.deptype = 'e'
 	   d.objid IN (SELECT oid FROM pg_class WHERE relname LIKE 'dlock\_%'))
   AND obj_description(d.objid, d.classid::regclass::name) IS NULL;
 
--- Every function is VOLATILE and PARALLEL UNSAFE, none is overloaded, and none
--- runs with the rights of its owner.
+-- Every function is VOLATILE and PARALLEL UNSAFE, and none is overloaded.
 SELECT p.oid::regprocedure AS mislabelled
 FROM pg_proc p
 JOIN pg_depend d ON d.classid = 'pg_proc'::regclass AND d.objid = p.oid AND d.deptype = 'e'
 JOIN pg_extension e ON e.oid = d.refobjid
 WHERE e.extname = 'dlock'
-  AND (p.provolatile <> 'v' OR p.proparallel <> 'u' OR p.prosecdef
+  AND (p.provolatile <> 'v' OR p.proparallel <> 'u'
 	   OR (SELECT count(*) FROM pg_proc q WHERE q.proname = p.proname AND q.pronamespace = p.pronamespace) > 1);
+
+-- What runs with the rights of its owner does so with a safe search_path.
+SELECT p.oid::regprocedure AS security_definer, p.proconfig
+FROM pg_proc p
+JOIN pg_depend d ON d.classid = 'pg_proc'::regclass AND d.objid = p.oid AND d.deptype = 'e'
+JOIN pg_extension e ON e.oid = d.refobjid
+WHERE e.extname = 'dlock' AND p.prosecdef;
 
 -- The library and the SQL objects fit together.
 SELECT v.library = v.sql AS library_fits, v.sql = e.extversion AS sql_fits

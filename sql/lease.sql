@@ -123,3 +123,6 @@ SELECT state, guard_pids = ARRAY[pg_backend_pid()] AS guard_pids FROM dlock_leas
 COMMIT;
 SELECT state, guard_pids FROM dlock_leases WHERE token = :token;
 SELECT dlock_release(:token) AS released;
+
+-- After all that, lease, history and memory fit together.
+SELECT * FROM dlock_verify();

@@ -41,3 +41,6 @@ SELECT result FROM dlock_history WHERE name = 'maintenance cycle';
 TRUNCATE dlock.history;
 SELECT dlock_release(:token, 'all the while') AS released;
 SELECT result FROM dlock_history WHERE name = 'maintenance';
+
+-- After all that, lease, history and memory fit together.
+SELECT * FROM dlock_verify();

@@ -73,3 +73,6 @@ SELECT dlock_revoke(:token, 'never mind') AS revoked;
 COMMIT;
 SELECT dlock_held(:token) AS held;
 SELECT outcome FROM dlock_history WHERE token = :token;
+
+-- After all that, lease, history and memory fit together.
+SELECT * FROM dlock_verify();

@@ -121,3 +121,6 @@ DROP ROLE regress_dlock_a, regress_dlock_b, regress_dlock_member, regress_dlock_
 SELECT name, state FROM dlock_leases WHERE token = :token;
 SELECT dlock_release(:token) AS released;
 SELECT name, outcome FROM dlock_history WHERE token = :token;
+
+-- After all that, lease, history and memory fit together.
+SELECT * FROM dlock_verify();

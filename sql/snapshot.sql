@@ -62,3 +62,6 @@ SELECT dlock_release(:token) AS released;
 SELECT count(*) AS leases FROM dlock_leases WHERE name = 'snapshot';
 SELECT count(*) AS history FROM dlock_history WHERE token = :token;
 COMMIT;
+
+-- After all that, lease, history and memory fit together.
+SELECT * FROM dlock_verify();

@@ -5,7 +5,7 @@ DROP EXTENSION IF EXISTS dlock;
 CREATE EXTENSION dlock;
 RESET client_min_messages;
 
-SELECT * FROM dlock_stats \gx
+SELECT granted, refused, heartbeats, guards, released, revoked FROM dlock_stats;
 
 SELECT dlock_acquire('stats') AS token \gset
 SELECT count(dlock_acquire('stats')) AS granted FROM generate_series(1, 5);

@@ -120,3 +120,6 @@ SELECT dlock_acquire('takeover min_hold 3', min_hold => '10 ms') AS token \gset
 SELECT FROM pg_sleep(0.05);
 SELECT dlock_release(:token) AS released;
 SELECT dlock_release(dlock_acquire('takeover min_hold 3')) AS free_at_once;
+
+-- After all that, lease, history and memory fit together.
+SELECT * FROM dlock_verify();

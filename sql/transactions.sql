@@ -301,6 +301,7 @@ SELECT dlock_revoke(:token, 'test', '1 min') AS revoked;
 PREPARE TRANSACTION 'dlock';
 \set VERBOSITY default
 -- Refused means rolled back.
+SELECT format('ROLLBACK PREPARED %L', gid) FROM pg_prepared_xacts WHERE database = current_database() \gexec
 SELECT name, state, ttl FROM dlock_leases WHERE name LIKE 'tx prepare%';
 -- A transaction that holds no lock of dlock is none of its business: it only
 -- looked, sent a heartbeat, was refused or rolled it back.
@@ -350,3 +351,6 @@ ROLLBACK TO a;
 \set VERBOSITY default
 COMMIT;
 SELECT dlock_held(:token) AS held, dlock_release(:token) AS released;
+
+-- After all that, lease, history and memory fit together.
+SELECT * FROM dlock_verify();

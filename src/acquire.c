@@ -204,6 +204,7 @@ SleepOnTag(uint64 namehash, int slot, int ms)
 	{
 		LockTimeout = ms;
 		(void) DlockLockSlot(namehash, slot, false, true);
+		CHECK_FOR_INTERRUPTS(); /* the time may have been over just then */
 		LockTimeout = lock_timeout;
 		DlockUnlockSlot(namehash, slot, false);
 		EndSub(&sub, true);

@@ -132,9 +132,12 @@ CopyLease(DlockLive *live, DlockNanos now, DlockLease *lease)
 
 	if (word == DLOCK_WORD_PENDING || word == DLOCK_WORD_CONNECTED)
 	{
+		uint64		of_session = word == DLOCK_WORD_PENDING && session != NULL ?
+			DlockLiveWord(session, now) : word;
+
 		lease->state = word == DLOCK_WORD_PENDING ?
 			DLOCK_STATE_PENDING : DLOCK_STATE_HELD;
-		until = now + ttl;
+		until = DlockWordIsDeadline(of_session) ? DlockWordDeadline(of_session) : now + ttl;
 	}
 	else if (DlockWordIsDeadline(word))
 	{

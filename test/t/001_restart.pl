@@ -14,6 +14,7 @@ use Dlock;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
+use Time::HiRes qw(usleep);
 
 # What is not flushed by its own commit stays in memory for long enough that a
 # kill loses it.  Autovacuum would flush in between.
@@ -164,6 +165,41 @@ for my $how ('rolled back', 'open')
 	push @tokens, value($node, "SELECT dlock_acquire('after-$how')");
 }
 
+## Crashes under load
+
+# Eight clients acquire as fast as they can when the server is killed; what they
+# have read of the answers is what was acknowledged.
+for my $round (1 .. 3)
+{
+	my @psql = map { start_psql($node) } 1 .. 8;
+	my @acknowledged;
+
+	for my $i (0 .. $#psql)
+	{
+		$psql[$i]->send('SET synchronous_commit = off;' . join('', map {
+			"SELECT 'got', dlock_acquire('load $round $i $_', ttl => '1 h');\n" } 1 .. 2000));
+	}
+	my $end = clock() + 0.2 + 0.1 * $round;
+	while (clock() < $end)
+	{
+		$_->answered for @psql;
+		usleep(1_000);
+	}
+	kill_server($node);
+	for my $psql (@psql)
+	{
+		push @acknowledged, $psql->{out} =~ /^got\|(\d+)\n/mg;
+		$psql->close;
+	}
+	$node->start;
+	cmp_ok(scalar(@acknowledged), '>', 20, 'under load: ' . @acknowledged . ' grants were acknowledged');
+	is(value($node, 'SELECT count(*) FROM unnest(ARRAY[' . join(',', @acknowledged) . ']::bigint[]) t WHERE NOT dlock_heartbeat(t)'),
+		0, 'under load: all of them survive');
+	my ($highest) = sort { $b <=> $a } @acknowledged;
+	push @tokens, $highest, value($node, "SELECT dlock_acquire('after load $round')");
+	is(value($node, 'SELECT * FROM dlock_verify()'), '', 'under load: dlock_verify finds nothing');
+}
+
 # And over quiet restarts, where the sequence is on disk.
 for my $mode (qw(fast immediate))
 {
@@ -238,6 +274,8 @@ for my $mode (qw(fast immediate))
 	is(value($node, "SELECT count(*), min(outcome) FROM dlock_history WHERE token = $token"),
 		'1|released', "$mode: one row of history");
 }
+
+is(value($node, 'SELECT * FROM dlock_verify()'), '', 'dlock_verify finds nothing');
 
 $node->stop;
 done_testing();

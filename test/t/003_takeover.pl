@@ -3,8 +3,8 @@
 # S1 the holder is killed: the next acquire takes over right after the TTL, with
 # the worker stopped; W1 a late release of an expired lease, W2 a release that is
 # sent again, W4 a heartbeat of a released token: nothing of the next holder's is
-# touched; L2 a heartbeat that failed on the way, L3 one whose reply was lost.
-# Promises 5, 6, 7, 10 and 11.
+# touched; L1 a holder is stopped within and outside a guard; L2 a heartbeat that failed on the way, L3 one whose reply was lost.
+# Promises 4, 5, 6, 7, 10 and 11.
 
 use strict;
 use warnings;
@@ -228,6 +228,40 @@ SQL
 	$holder->close;
 }
 
+## L1: a holder is stopped for longer than its TTL, and goes on
+
+{
+	my $holder = start_psql($node);
+	my $other = start_psql($node);
+	my ($token) = take($holder, 'l1', '300 ms');
+
+	$holder->ask("CREATE TABLE work (by text); BEGIN; SELECT dlock_guard($token)");
+	kill 'STOP', $holder->backend;
+	sleep_until(clock() + 0.4);
+	is($other->ask("SELECT dlock_acquire('l1') IS NULL"), 't', 'L1: a guarded lease is not granted to another');
+	is($other->ask("SELECT state, guard_pids FROM dlock_leases WHERE token = $token"), 'expired|{' . $holder->backend . '}',
+		'L1: the view says who guards it');
+	kill 'CONT', $holder->backend;
+	is($holder->ask("SELECT dlock_heartbeat($token)"), 'f', 'L1: it is lost all the same');
+	$holder->ask("INSERT INTO work VALUES ('holder'); COMMIT");
+	my $next = $other->ask("SELECT dlock_acquire('l1', ttl => '300 ms')");
+	cmp_ok($next || 0, '>', $token, 'L1: granted when the guarded transaction has ended');
+	$holder->fails("SELECT dlock_guard($token)", 'LK001', undef, 'L1: the old holder gets no guard any more');
+
+	# Outside a guard.
+	kill 'STOP', $other->backend;
+	sleep_until(clock() + 0.4);
+	like($holder->ask("SELECT dlock_acquire('l1', ttl => '1 min')"), qr/^\d+$/, 'L1: a stopped holder without a guard is overtaken');
+	kill 'CONT', $other->backend;
+	is($other->ask("SELECT dlock_heartbeat($next)"), 'f', 'L1: its heartbeat is false');
+	$other->fails("BEGIN; SELECT dlock_guard($next); INSERT INTO work VALUES ('late'); COMMIT", 'LK001', undef,
+		'L1: and its guard raises');
+	$other->try('ROLLBACK');
+	is($other->ask('SELECT string_agg(by, $$,$$) FROM work'), 'holder', 'L1: what it did late is not there');
+	$holder->close;
+	$other->close;
+}
+
 continue_worker($worker);
 
 # Each lease that ended did so once, whoever ended it.
@@ -235,6 +269,8 @@ until_true('the worker ends what was left', sub {
 	value($node, "SELECT count(*) FROM dlock_leases WHERE state = 'expired'") == 0 });
 is(value($node, 'SELECT count(*) FROM (SELECT token FROM dlock_history GROUP BY token HAVING count(*) > 1) x'),
 	0, 'one row of history each');
+
+is(value($node, 'SELECT * FROM dlock_verify()'), '', 'dlock_verify finds nothing');
 
 $node->stop;
 done_testing();

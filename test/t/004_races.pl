@@ -260,5 +260,7 @@ SQL
 	$psql->close;
 }
 
+is(value($node, 'SELECT * FROM dlock_verify()'), '', 'dlock_verify finds nothing');
+
 $node->stop;
 done_testing();

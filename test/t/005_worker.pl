@@ -485,5 +485,7 @@ SQL
 cmp_ok(value($node, "SELECT held FROM dlock_databases WHERE database = 'postgres'"), '>', 400,
 	'dlock_databases counts the leases');
 
+is(value($node, 'SELECT * FROM dlock_verify()', $_), '', "dlock_verify finds nothing in $_") for @databases;
+
 $node->stop;
 done_testing();

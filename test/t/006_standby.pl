@@ -33,23 +33,29 @@ my $standby = new_standby('standby');
 
 ## F2
 
+value($primary, 'CREATE TABLE plain ()');
 my $token = value($primary, "SELECT dlock_acquire('replicated', ttl => '1 hour', owner => 'me')");
 $primary->wait_for_catchup($standby, 'replay', $primary->lsn('insert'));
 is(value($standby, "SELECT count(*) FROM dlock.lease WHERE token = $token"), 1, 'the lease is on the standby');
 
 for my $call (
-	"dlock_acquire('replicated')", "dlock_acquire('free')", "dlock_acquire(name => 'free', ttl => '1 s', wait => '0 s')",
-	"dlock_heartbeat($token)", 'dlock_heartbeat(NULL)', "dlock_heartbeat_all(ARRAY[$token])",
-	"dlock_set_ttl($token, '1 min')", "dlock_release($token)", "dlock_release($token, 'done')",
-	"dlock_held($token)", "dlock_remaining($token)", "dlock_guard($token)",
-	"dlock_holders('replicated')", "dlock_revoke($token, 'why')", "dlock_revoke($token, 'why', '1 s')")
+	map({ "SELECT $_" }
+		"dlock_acquire('replicated')", "dlock_acquire('free')", "dlock_acquire('replicated', wait => '1 h')",
+		"dlock_acquire_all(ARRAY['free', 'replicated'])",
+		"dlock_heartbeat($token)", 'dlock_heartbeat(NULL)', "dlock_heartbeat_all(ARRAY[$token])",
+		"dlock_set_ttl($token, '1 min')", "dlock_release($token)", "dlock_release($token, 'done')",
+		"dlock_held($token)", "dlock_remaining($token)", "dlock_guard($token)", "dlock_holders('replicated')",
+		'dlock_session_open()', 'dlock_session_heartbeat(1)', 'dlock_session_close(1)',
+		"dlock_define('free')", "dlock_undefine('free')", "dlock_revoke($token, 'why')", "dlock_revoke($token, 'why', '1 s')",
+		"dlock_protect('plain', 'free')", "dlock_unprotect('plain')"),
+	"CALL dlock_await('replicated')")
 {
-	fails($standby, "SELECT $call", '25006', '.*primary', "standby: $call");
+	fails($standby, $call, '25006', '.*primary', "standby: $call");
 }
 like(value($standby, 'SELECT dlock_version()'), qr/^\(\d/, 'standby: dlock_version answers');
 
 # A view says how things are or says why not, and never says that all is free.
-for my $view (qw(dlock_leases dlock_history dlock_stats dlock_databases))
+for my $view (qw(dlock_leases dlock_waiters dlock_history dlock_locks dlock_stats dlock_databases dlock_verify()))
 {
 	my ($rc, $out, $err) = $standby->psql('postgres', "SELECT * FROM $view",
 		extra_params => [ '-v', 'VERBOSITY=verbose' ]);
@@ -156,6 +162,8 @@ is(value($standby, 'SELECT count(*) FROM unnest(ARRAY[' . join(',', @acknowledge
 	20, 'sync: every acknowledged grant survives the failover');
 cmp_ok(value($standby, "SELECT dlock_acquire('after the failover')"), '>', $acknowledged[-1],
 	'sync: tokens rise');
+
+is(value($standby, 'SELECT * FROM dlock_verify()'), '', 'dlock_verify finds nothing');
 
 $standby->stop;
 done_testing();

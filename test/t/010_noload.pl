@@ -16,33 +16,41 @@ my $node = new_node('noload', bare => 1);
 my $hint = 'shared_preload_libraries';
 
 my @calls = (
-	"dlock_acquire('x')", "dlock_acquire('x', wait => '0 s')", 'dlock_heartbeat(1)', 'dlock_heartbeat(NULL)',
-	'dlock_heartbeat_all(ARRAY[1])', "dlock_heartbeat_all('{}')", "dlock_set_ttl(1, '1 s')", 'dlock_release(1)',
-	"dlock_release(1, 'done')", 'dlock_held(1)', 'dlock_remaining(1)', 'dlock_guard(1)', 'dlock_guard(NULL)',
-	"dlock_holders('x')", "dlock_revoke(1, 'why')", "dlock_revoke(1, 'why', '1 s')");
-my @views = qw(dlock_leases dlock_history dlock_stats dlock_databases);
+	map({ "SELECT $_" }
+		"dlock_acquire('x')", "dlock_acquire('x', wait => '0 s')", "dlock_acquire_all(ARRAY['x', 'y'])",
+		'dlock_heartbeat(1)', 'dlock_heartbeat(NULL)', 'dlock_heartbeat_all(ARRAY[1])', "dlock_heartbeat_all('{}')",
+		"dlock_set_ttl(1, '1 s')", 'dlock_release(1)', "dlock_release(1, 'done')", 'dlock_held(1)', 'dlock_remaining(1)',
+		'dlock_guard(1)', 'dlock_guard(NULL)', "dlock_holders('x')",
+		'dlock_session_open()', 'dlock_session_heartbeat(1)', 'dlock_session_close(1)',
+		"dlock_define('x')", "dlock_undefine('x')", "dlock_revoke(1, 'why')", "dlock_revoke(1, 'why', '1 s')",
+		"dlock_protect('plain', 'x')", "dlock_unprotect('plain')", 'dlock_verify()'),
+	"CALL dlock_await('x')");
+my @views = qw(dlock_leases dlock_waiters dlock_history dlock_locks dlock_stats dlock_databases);
 
+$node->safe_psql('postgres', 'CREATE TABLE plain ()');
 $node->safe_psql('postgres', 'CREATE EXTENSION dlock');
 pass('the extension can be created');
-fails($node, "SELECT $_", '55000', $hint, "not preloaded: $_") for @calls;
+fails($node, $_, '55000', $hint, "not preloaded: $_") for @calls;
 fails($node, "SELECT * FROM $_", '55000', $hint, "not preloaded: $_") for @views;
-fails($node, "LOAD 'dlock'; SELECT $calls[0]", '55000', $hint, 'loaded in a session: the same');
+fails($node, "LOAD 'dlock'; $calls[0]", '55000', $hint, 'loaded in a session: the same');
 {
 	my ($rc, $out, $err) = $node->psql('postgres', 'SELECT dlock_version()', extra_params => [ '-v', 'VERBOSITY=verbose' ]);
 	ok($rc == 0 ? $out =~ /^\(1/ : $err =~ /ERROR:  55000:.*HINT:  .*$hint/s, 'dlock_version answers or says so')
 	  || diag("$out$err");
 }
-# Every function that users have is in the list above.
+# All that users have is in the lists above.
 is(value($node, <<SQL), '', 'no function was forgotten');
 SELECT string_agg(proname, ',') FROM pg_proc
-WHERE proname LIKE 'dlock\\_%' AND proname <> 'dlock_version'
-	AND proname <> ALL (regexp_split_to_array('@{[ join(' ', map { /(\w+)/ } @calls) ]}', ' '))
+WHERE proname LIKE 'dlock\\_%' AND prorettype <> 'trigger'::regtype AND proname <> 'dlock_version'
+	AND proname <> ALL (string_to_array('@{[ join(',', map { /(dlock_\w+)/ } @calls) ]}', ','))
 SQL
+is(value($node, "SELECT string_agg(viewname, ',' ORDER BY viewname) FROM pg_views WHERE viewname LIKE 'dlock\\_%'"),
+	join(',', sort @views), 'nor a view');
 ok(!log_lines($node, 0, qr/PANIC|TRAP|terminated by signal/), 'nothing crashed');
 
 $node->append_conf('postgresql.conf', "session_preload_libraries = 'dlock'");
 $node->reload;
-fails($node, "SELECT $calls[0]", '55000', $hint, 'preloaded in sessions: the same');
+fails($node, $calls[0], '55000', $hint, 'preloaded in sessions: the same');
 $node->append_conf('postgresql.conf', "session_preload_libraries = ''");
 
 ## The server is set up after all, and works with what was created before
