@@ -99,6 +99,7 @@ AskAgain(DlockTry *try)
 
 	if (token == 0 || !(try->request->retry || try->request->reentrant) ||
 		!DlockLiveFind(try->db, token, &lease) || !DlockLeaseIsAlive(&lease) ||
+		lease.state == DLOCK_STATE_REVOKING ||
 		(lease.state == DLOCK_STATE_PENDING && lease.pid != MyProcPid))
 		return 0;
 	if (try->request->reentrant && !DlockHoldAgain(token))
@@ -264,18 +265,17 @@ Wait(DlockTry *try, bool between)
 		for (;;)
 		{
 			DlockNanos	until;
+			DlockSession session;
 			bool		fits;
 
-			DlockQueueLooks();
+			DlockQueueLooks(false);
 			fits = DlockFits(try);
+			if (request->session != 0 &&
+				!DlockSessionFind(try->db, request->session, &session))
+				DlockSessionIsGone(request->session);
 			if (fits)
 			{
-				DlockSession session;
-
 				RequireClient();
-				if (request->session != 0 &&
-					!DlockSessionFind(try->db, request->session, &session))
-					DlockSessionIsGone(request->session);
 				request->waited = Max((DlockNow() - started) / DLOCK_NS_PER_US, 1);
 				if (between)
 					PushActiveSnapshot(GetTransactionSnapshot());
@@ -325,6 +325,7 @@ Wait(DlockTry *try, bool between)
 			{
 				/* long enough for the server's deadlock detector to look */
 				until = Min(until, now + 2 * (DeadlockTimeout + SLEEP_MAX_MS) * DLOCK_NS_PER_MS);
+				DlockQueueLooks(true);
 				SleepOnTag(try->namehash, try->look.uncommitted,
 						   Max((until - now) / DLOCK_NS_PER_MS, 1));
 			}

@@ -146,6 +146,7 @@ typedef struct DlockDatabase
 	pg_atomic_uint32 raised;	/* the sequence was raised since the start */
 	pg_atomic_uint32 gone;		/* dropped; nothing will come back to it */
 	pg_atomic_uint64 number;	/* later ones are greater */
+	pg_atomic_uint64 prune_at;	/* ns, when history and idle rows are due */
 	pg_atomic_uint64 held;		/* leases now, dead ones too */
 	pg_atomic_uint64 counters[DLOCK_NUM_COUNTERS];
 
@@ -444,6 +445,7 @@ typedef struct DlockWaiter
 	bool		queued;
 	uint64		ticket;
 	DlockNanos	turn_since;		/* when it was told that it is its turn */
+	bool		on_tag;			/* it sleeps on a tag, and cannot claim it */
 	int			pid;
 	Latch	   *latch;
 	Oid			dboid;
@@ -665,7 +667,7 @@ extern bool DlockQueueAhead(DlockDatabase *db, const DlockRequest *request,
 extern void DlockQueueWake(const DlockKey *key, uint64 namehash);
 extern void DlockQueueWakeAll(const DlockKey *key);
 extern bool DlockQueueHasWaiters(DlockDatabase *db, const char *name);
-extern void DlockQueueLooks(void);
+extern void DlockQueueLooks(bool on_tag);
 extern void DlockQueueSleep(DlockNanos until);
 extern DlockWaiter *DlockQueueCopy(DlockDatabase *db, int *n);
 extern bool DlockWaitersExclude(const DlockWaiter *earlier, const DlockWaiter *later);

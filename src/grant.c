@@ -285,6 +285,9 @@ DlockGrant(DlockTry *try)
 		DlockSessionIsGone(request->session);
 	DlockPendingGrant(note, live);
 	CommandCounterIncrement();
+
+	/* nobody who looks under the name tag counts us in both places */
+	DlockQueueLeave(true);
 	DlockUnlockName(try->namehash);
 	table_close(rel, NoLock);
 	return token;

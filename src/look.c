@@ -359,7 +359,10 @@ AddDue(DlockLive *live, void *arg)
 	DueList    *list = arg;
 	uint64		word = pg_atomic_read_u64(&live->word);
 
-	if (DlockWordIsDeadline(word) || (word == DLOCK_WORD_DEAD && live->key.id > 0))
+	/* a session that is over stands for its leases */
+	if (DlockWordIsDeadline(word) ||
+		(word == DLOCK_WORD_DEAD &&
+		 (live->key.id > 0 || DsaPointerIsValid(live->session_next))))
 	{
 		list->dues[list->n].key = live->key;
 		list->dues[list->n++].at = DlockWordDeadline(word);

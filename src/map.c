@@ -29,7 +29,7 @@
 #define MAP_AREA_SIZE	((Size) 256 * 1024)
 
 /* How many entries a sweep takes out between two locks. */
-#define SWEEP_BATCH		256
+#define SWEEP_BATCH		8192
 
 typedef struct LeaseEntry
 {
@@ -280,6 +280,7 @@ DlockMapDatabase(Oid relid)
 	pg_atomic_init_u32(&db->gone, 0);
 	pg_atomic_init_u64(&db->number,
 					   pg_atomic_fetch_add_u64(&DlockShared->numbers, 1));
+	pg_atomic_init_u64(&db->prune_at, 0);
 	pg_atomic_init_u64(&db->held, 0);
 	for (int i = 0; i < DLOCK_NUM_COUNTERS; i++)
 		pg_atomic_init_u64(&db->counters[i], 0);
@@ -445,7 +446,7 @@ FreeGarbageOf(const DlockDatabase *db, uint64 namehash)
 static void
 Sweep(const DlockDatabase *gone)
 {
-	dsa_pointer batch[SWEEP_BATCH];
+	dsa_pointer *batch = palloc_array(dsa_pointer, SWEEP_BATCH);
 	int			n;
 
 	Attach();
@@ -482,6 +483,7 @@ Sweep(const DlockDatabase *gone)
 		for (int i = 0; i < n; i++)
 			FreeEntry(batch[i]);
 	} while (n == SWEEP_BATCH);
+	pfree(batch);
 }
 
 void

@@ -263,6 +263,8 @@ BeforeCommit(void)
 			ereport(LOG_SERVER_ONLY, (errmsg_internal("%s", note->log)));
 	}
 
+	if (DlockIsReaper)
+		return;					/* acknowledges nothing, and waits for nobody */
 	if (flush)
 	{
 		/* what is acknowledged must be durable, and replicated if waited for */

@@ -13,9 +13,11 @@
  */
 #include "dlock.h"
 
+#include "access/htup_details.h"
 #include "access/relation.h"
 #include "access/table.h"
 #include "catalog/dependency.h"
+#include "catalog/objectaddress.h"
 #include "catalog/objectaccess.h"
 #include "catalog/pg_class.h"
 #include "catalog/pg_inherits.h"
@@ -28,6 +30,7 @@
 #include "utils/builtins.h"
 #include "utils/lsyscache.h"
 #include "utils/rel.h"
+#include "utils/syscache.h"
 
 PG_FUNCTION_INFO_V1(dlock_protect);
 PG_FUNCTION_INFO_V1(dlock_unprotect);
@@ -108,6 +111,24 @@ DlockProtectInit(void)
 	object_access_hook = DlockObjectAccess;
 }
 
+/* 42501 for who does not own the relation, 42P01 when there is none. */
+static void
+RequireOwner(Oid relid)
+{
+	HeapTuple	tuple = SearchSysCache1(RELOID, ObjectIdGetDatum(relid));
+	Form_pg_class form;
+
+	if (!HeapTupleIsValid(tuple))
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_TABLE),
+				 errmsg("relation with OID %u does not exist", relid)));
+	form = (Form_pg_class) GETSTRUCT(tuple);
+	if (!DlockMayUse(form->relowner))
+		aclcheck_error(ACLCHECK_NOT_OWNER, get_relkind_objtype(form->relkind),
+					   NameStr(form->relname));
+	ReleaseSysCache(tuple);
+}
+
 /*
  * The table, locked like for CREATE TRIGGER, and all that inherit from it.
  * 42501 for who does not own it, 42809 for what is no table, 42P01 when there is
@@ -127,6 +148,7 @@ OpenFamily(FunctionCallInfo fcinfo)
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("argument \"%s\" must not be null", "relation")));
 	relid = PG_GETARG_OID(0);
+	RequireOwner(relid);		/* before its lock, which may disturb others */
 	rel = try_relation_open(relid, ShareRowExclusiveLock);
 	if (rel == NULL)
 		ereport(ERROR,
@@ -137,8 +159,6 @@ OpenFamily(FunctionCallInfo fcinfo)
 		ereport(ERROR,
 				(errcode(ERRCODE_WRONG_OBJECT_TYPE),
 				 errmsg("\"%s\" is not a table", RelationGetRelationName(rel))));
-	if (!DlockMayUse(rel->rd_rel->relowner))
-		aclcheck_error(ACLCHECK_NOT_OWNER, OBJECT_TABLE, RelationGetRelationName(rel));
 	relation_close(rel, NoLock);
 
 	return find_all_inheritors(relid, ShareRowExclusiveLock, NULL);

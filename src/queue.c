@@ -11,8 +11,8 @@
  * Nobody passes an earlier waiter that it conflicts with, but a waiter that
  * has been told that it is its turn, and does not claim it in time, is passed.
  *
- * A backend leaves the queue when its call is over, and at the abort of its
- * transaction, which an exit of the process goes through as well.
+ * A backend leaves the queue when its call is over, by whatever way, and when
+ * it exits.
  *
  *-------------------------------------------------------------------------
  */
@@ -59,7 +59,8 @@ WaitsFor(const DlockWaiter *waiter, const DlockKey *key, uint64 namehash)
 static inline bool
 HasLetPass(const DlockWaiter *waiter, DlockNanos now)
 {
-	return waiter->turn_since != 0 && now > waiter->turn_since + CLAIM_TIME;
+	return waiter->turn_since != 0 && !waiter->on_tag &&
+		now > waiter->turn_since + CLAIM_TIME;
 }
 
 /* The backend is about to exit, in whatever state. */
@@ -89,6 +90,7 @@ DlockQueueJoin(DlockDatabase *db, const DlockRequest *request)
 	Assert(!waiter->queued);
 	waiter->ticket = DlockShared->next_ticket++;
 	waiter->turn_since = 0;
+	waiter->on_tag = false;
 	waiter->pid = MyProcPid;
 	waiter->latch = MyLatch;
 	waiter->dboid = db->key.dboid;
@@ -294,14 +296,15 @@ DlockQueueHasWaiters(DlockDatabase *db, const char *name)
 }
 
 /*
- * This waiter is about to look whether it is its turn.  A wake that comes
- * after this is not lost.
+ * This waiter is about to look whether it is its turn, or to sleep on a tag.
+ * A wake that comes after this is not lost.
  */
 void
-DlockQueueLooks(void)
+DlockQueueLooks(bool on_tag)
 {
 	LWLockAcquire(DlockShared->queue_lock, LW_EXCLUSIVE);
 	MyWaiter->turn_since = 0;
+	MyWaiter->on_tag = on_tag;
 	LWLockRelease(DlockShared->queue_lock);
 }
 

@@ -27,7 +27,6 @@
 #include "utils/timestamp.h"
 
 #define STAY_MAX			UINT64CONST(1000000000)	/* ns */
-#define ENDS_PER_SCAN		1000
 #define HISTORY_PER_XACT	1000
 #define IDLE_PER_XACT		100 /* each takes a place in the lock table */
 
@@ -87,7 +86,8 @@ Begin(DlockObjects *objects)
 		return false;
 	}
 	if (!ConditionalLockRelationOid(objects->lease, RowExclusiveLock) ||
-		!ConditionalLockRelationOid(objects->history, RowExclusiveLock))
+		!ConditionalLockRelationOid(objects->history, RowExclusiveLock) ||
+		!ConditionalLockRelationOid(objects->definition, AccessShareLock))
 		return false;
 
 	/* with the locks: have they been dropped, and perhaps created again? */
@@ -144,10 +144,10 @@ static DlockReaperReport
 Reap(DlockNanos until)
 {
 	DlockObjects objects;
-	int64	   *tokens = palloc_array(int64, ENDS_PER_SCAN);
+	int64	   *tokens;
+	int			max;
 	DlockReaperReport report = DLOCK_REAPER_DONE;
 	int			n;
-	int			ended;
 	bool		more;
 	bool		here;
 
@@ -155,6 +155,9 @@ Reap(DlockNanos until)
 	PurgeDropped();
 	if (here)
 	{
+		/* not behind our locks: another may adopt, and wait for somebody */
+		UnlockRelationOid(objects.lease, RowExclusiveLock);
+		UnlockRelationOid(objects.history, RowExclusiveLock);
 		visited = DlockMapDatabase(objects.lease);
 		(void) DlockOpenDatabase(&objects);
 	}
@@ -162,22 +165,22 @@ Reap(DlockNanos until)
 	if (!here)
 		return OidIsValid(objects.lease) ? DLOCK_REAPER_BLOCKED : DLOCK_REAPER_DONE;
 
-	do
+	max = pg_atomic_read_u64(&DlockShared->entries) + 1000;
+	tokens = palloc_extended(max * sizeof(int64), MCXT_ALLOC_HUGE);
+	n = DlockLookTokens(visited, true, tokens, max);
+	for (int i = 0; i < n; i++)
 	{
-		ended = 0;
-		n = DlockLookTokens(visited, true, tokens, ENDS_PER_SCAN);
-		for (int i = 0; i < n && DlockNow() < until; i++)
-		{
-			if (Begin(&objects) && ReapOne(tokens[i]))
-				ended++;
-			End();
-		}
-		if (n > 0 && DlockNow() >= until)
+		if (!Begin(&objects) || !ReapOne(tokens[i]))
+			report = DLOCK_REAPER_BLOCKED;
+		End();
+		if (DlockNow() >= until)
 			return DLOCK_REAPER_MORE;
-	} while (ended > 0 && n == ENDS_PER_SCAN);
-	if (ended < n)
-		report = DLOCK_REAPER_BLOCKED;
+	}
 
+	if (DlockNow() < pg_atomic_read_u64(&visited->prune_at))
+		return report;
+	pg_atomic_write_u64(&visited->prune_at,
+						DlockNow() + dlock_worker_naptime * DLOCK_NS_PER_MS);
 	do
 	{
 		more = false;
@@ -196,6 +199,8 @@ Reap(DlockNanos until)
 		End();
 	} while (more && DlockNow() < until);
 
+	if (more)
+		pg_atomic_write_u64(&visited->prune_at, 0);
 	return more ? DLOCK_REAPER_MORE : report;
 }
 

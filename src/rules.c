@@ -312,6 +312,13 @@ DlockSetTtl(int64 token, int64 ttl)
 
 	if (!ClaimLease(&claim, token, "dlock_set_ttl()", false, false, true, false))
 		return false;
+	if (claim.lease.state == DLOCK_STATE_REVOKING)
+	{
+		/* like a heartbeat: it is to stop */
+		DlockUnlockSlot(claim.namehash, claim.lease.slot, false);
+		table_close(claim.rel, RowExclusiveLock);
+		return false;
+	}
 	if (claim.lease.session != 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),

@@ -531,7 +531,9 @@ dlock_databases(PG_FUNCTION_ARGS)
 		values[COL_WAITING] = Int64GetDatum(waiting);
 		nulls[COL_LAST_RUN] = (last_run == 0);
 		values[COL_LAST_RUN] = TimestampTzGetDatum(last_run);
-		nulls[COL_LAST_ERROR] = (last_error_at == 0);
+		/* what an error says is not for everybody */
+		nulls[COL_LAST_ERROR] = (last_error_at == 0) ||
+			!has_privs_of_role(GetUserId(), ROLE_PG_READ_ALL_STATS);
 		values[COL_LAST_ERROR] = CStringGetTextDatum(last_error);
 		nulls[COL_LAST_ERROR_AT] = (last_error_at == 0);
 		values[COL_LAST_ERROR_AT] = TimestampTzGetDatum(last_error_at);
