@@ -99,7 +99,7 @@ AskAgain(DlockTry *try)
 
 	if (token == 0 || !(try->request->retry || try->request->reentrant) ||
 		!DlockLiveFind(try->db, token, &lease) || !DlockLeaseIsAlive(&lease) ||
-		lease.state == DLOCK_STATE_REVOKING ||
+		(lease.state == DLOCK_STATE_REVOKING && try->request->reentrant) ||
 		(lease.state == DLOCK_STATE_PENDING && lease.pid != MyProcPid))
 		return 0;
 	if (try->request->reentrant && !DlockHoldAgain(token))
@@ -107,12 +107,9 @@ AskAgain(DlockTry *try)
 	if (try->request->retry)
 	{
 		Relation	rel = DlockOpenTable(try->objects.lease, AccessShareLock, Natts_lease);
-		bool		stale = DlockLockIsStale(rel, try->request->name,
-											 try->request->namelen);
 
+		DlockRequireFreshSnapshot(try, rel);
 		table_close(rel, AccessShareLock);
-		if (stale)
-			DlockStaleSnapshot(try->request->name);
 	}
 	return token;
 }

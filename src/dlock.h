@@ -246,7 +246,8 @@ typedef struct DlockLease
 	int64		ttl;			/* µs */
 	int64		since_heartbeat;	/* µs */
 	int64		dead_for;		/* µs, when expired */
-	int64		quiet_for;		/* µs since it died and no guard was left */
+	int64		quiet_for;		/* µs since it died and no guard was left; 0
+								 * when others than a worker have ended it */
 	int64		session;		/* id, 0 for none */
 	DlockOutcome session_outcome;	/* how it ends when its session is over */
 	Oid			role;
@@ -565,7 +566,9 @@ extern void DlockRowSetNull(DlockRow *row, int att);
 extern void DlockRowSetText(DlockRow *row, int att, const char *text);
 extern void DlockStoreRow(Relation rel, DlockRow *row);
 extern bool DlockRowIsStale(const DlockRow *row);
-extern bool DlockLockIsStale(Relation rel, const char *name, int namelen);
+extern bool DlockLockIsStale(Relation rel, const char *name, int namelen,
+							 bool (*spare) (const DlockRow *row, void *arg),
+							 void *arg);
 extern bool DlockSnapshotIsOlder(int64 usecs);
 extern int64 DlockNextToken(Oid token_seq);
 extern Datum DlockIntervalDatum(int64 usecs);
@@ -702,6 +705,7 @@ extern bool DlockFitsBeside(const DlockRequest *request,
 							const DlockObstacles *obstacles);
 extern void DlockApplyDefinition(DlockTry *try);
 extern bool DlockFits(DlockTry *try);
+extern void DlockRequireFreshSnapshot(DlockTry *try, Relation rel);
 extern int64 DlockGrant(DlockTry *try);
 
 /* ---- acquire.c: how a lease is got, and waited for ---------------------- */

@@ -222,6 +222,30 @@ TakeOver(DlockTry *try, Relation rel, int64 token, int slot, DlockRow *row)
 }
 
 /*
+ * Has this row only changed because a worker recorded that its lease had died,
+ * which was before this transaction began?
+ */
+static bool
+IsOnlyRecorded(const DlockRow *row, void *arg)
+{
+	DlockTry   *try = arg;
+	DlockLease	lease;
+
+	return !DlockRowIsHeld(row) &&
+		DlockLiveFind(try->db, DlockRowToken(row), &lease) &&
+		!DlockSnapshotIsOlder(lease.quiet_for);
+}
+
+/* Raise 40001 if this transaction keeps a snapshot that is too old for the lock. */
+void
+DlockRequireFreshSnapshot(DlockTry *try, Relation rel)
+{
+	if (DlockLockIsStale(rel, try->request->name, try->request->namelen,
+						 IsOnlyRecorded, try))
+		DlockStaleSnapshot(try->request->name);
+}
+
+/*
  * Grant the request if it fits: the token, or 0.  Takes over what is dead.
  *
  * Errors: 40001 with a stale snapshot, 53200 when the map or the lock table is
@@ -248,8 +272,7 @@ DlockGrant(DlockTry *try)
 			table_close(rel, RowExclusiveLock);
 			return 0;
 		}
-		if (DlockLockIsStale(rel, request->name, request->namelen))
-			DlockStaleSnapshot(request->name);
+		DlockRequireFreshSnapshot(try, rel);
 
 		row.tuple = NULL;
 		for (int i = ndead - 1; i >= 0; i--)

@@ -207,9 +207,13 @@ DlockRowIsStale(const DlockRow *row)
 	return KeepsSnapshot() && TupleIsStale(row->tuple);
 }
 
-/* The same for a lock: the last change of any of its leases. */
+/*
+ * The same for a lock, whose last change is that of any of its leases.  Of
+ * those that have changed since, "spare" may know better.
+ */
 bool
-DlockLockIsStale(Relation rel, const char *name, int namelen)
+DlockLockIsStale(Relation rel, const char *name, int namelen,
+				 bool (*spare) (const DlockRow *row, void *arg), void *arg)
 {
 	SysScanDesc scan;
 	ScanKeyData key;
@@ -224,7 +228,14 @@ DlockLockIsStale(Relation rel, const char *name, int namelen)
 	scan = systable_beginscan(rel, RelationGetPrimaryKeyIndex(rel, false), true,
 							  SnapshotSelf, 1, &key);
 	while (!result && HeapTupleIsValid(tuple = systable_getnext(scan)))
-		result = TupleIsStale(tuple);
+	{
+		DlockRow	row;
+
+		if (!TupleIsStale(tuple))
+			continue;
+		DlockDeformRow(rel, tuple, &row);
+		result = !spare(&row, arg);
+	}
 	systable_endscan(scan);
 	return result;
 }

@@ -125,6 +125,7 @@ CopyLease(DlockLive *live, DlockNanos now, DlockLease *lease)
 	DlockLive  *session = DlockMapAt(live->session);
 	DlockNanos	until = 0;
 	DlockState	rest_kind;
+	bool		dead;
 	DlockNanos	rests_until = DlockLiveRestsUntil(live, word, &rest_kind);
 
 	if (session != NULL && !(word & DLOCK_WORD_REVOKING))
@@ -160,10 +161,12 @@ CopyLease(DlockLive *live, DlockNanos now, DlockLease *lease)
 		(until - now + DLOCK_NS_PER_US - 1) / DLOCK_NS_PER_US : 0;
 	lease->since_heartbeat = lease->state == DLOCK_STATE_HELD && now + ttl > until ?
 		(now + ttl - until) / DLOCK_NS_PER_US : 0;
-	lease->dead_for = word == DLOCK_WORD_DEAD ?
+	dead = word == DLOCK_WORD_DEAD ||
+		(word == DLOCK_WORD_ENDED && pg_atomic_read_u32(&live->by_worker) != 0);
+	lease->dead_for = dead ?
 		(now - Min(now, pg_atomic_read_u64(&live->died_at))) / DLOCK_NS_PER_US : 0;
 
-	lease->quiet_for = word == DLOCK_WORD_DEAD ?
+	lease->quiet_for = dead ?
 		Min(lease->dead_for,
 			(int64) ((now - Min(now, pg_atomic_read_u64(&live->guarded_until))) / DLOCK_NS_PER_US)) : 0;
 
