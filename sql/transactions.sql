@@ -282,6 +282,7 @@ SELECT dlock_release(:token) AS released;
 --
 -- Two-phase commit would part a lock from its transaction: refused
 --
+SET lock_timeout = '10 s';
 SELECT dlock_acquire('tx prepare') AS token \gset
 BEGIN;
 SELECT dlock_acquire('tx prepare 2') IS NOT NULL AS granted;
@@ -320,6 +321,8 @@ ROLLBACK PREPARED 'dlock';
 ROLLBACK;
 \endif
 SELECT dlock_release(:token) AS released;
+
+RESET lock_timeout;
 
 --
 -- Read-only transactions

@@ -30,6 +30,9 @@
  */
 #define SLEEP_MAX_MS	1000
 
+/* How often to try to hold a lease once more, ms apart. */
+#define AGAIN_TRIES		50
+
 /*
  * How long the commit of a grant may take before a waiter sleeps on its tag.
  * No lease is shorter, so no deadline is missed.
@@ -102,8 +105,17 @@ AskAgain(DlockTry *try)
 		(lease.state == DLOCK_STATE_REVOKING && try->request->reentrant) ||
 		(lease.state == DLOCK_STATE_PENDING && lease.pid != MyProcPid))
 		return 0;
-	if (try->request->reentrant && !DlockHoldAgain(token))
-		return 0;
+	if (try->request->reentrant)
+	{
+		/* another call of the session may be about to commit */
+		for (int tries = 0; !DlockHoldAgain(token); tries++)
+		{
+			if (tries == AGAIN_TRIES)
+				return 0;
+			pg_usleep(1000L);
+			CHECK_FOR_INTERRUPTS();
+		}
+	}
 	if (try->request->retry)
 	{
 		Relation	rel = DlockOpenTable(try->objects.lease, AccessShareLock, Natts_lease);

@@ -23,12 +23,22 @@
 /* More leases than this in the way of one waiter are not looked at. */
 #define MAX_BLOCKERS	256
 
+/* A waiter, and the leases that it waits for. */
+typedef struct WaitNode
+{
+	DlockBlocker *blockers;
+	int			nblockers;
+	int			needed;			/* how many of them have to end */
+	bool		stuck;
+	bool		visited;
+} WaitNode;
+
 typedef struct Search
 {
 	DlockDatabase *db;
 	DlockWaiter *waiters;		/* by ticket */
+	WaitNode	   *nodes;
 	int			n;
-	bool	   *visited;
 	int		   *path;			/* waiters from the first on */
 	int			depth;
 } Search;
@@ -58,37 +68,101 @@ IsBehindAnother(Search *search, int me)
 	return false;
 }
 
-/* Does any path from this waiter lead back to the first one? */
+/*
+ * Find what a waiter waits for.  Who stands behind another waits for all that
+ * that one may wait for.
+ */
+static void
+FillNode(Search *search, int i)
+{
+	WaitNode	   *node = &search->nodes[i];
+	const DlockWaiter *waiter = &search->waiters[i];
+	bool		behind = IsBehindAnother(search, i);
+	bool		all = behind || waiter->share[0] != '\0';
+	int			capacity = waiter->capacity;
+	DlockRequest request;
+
+	node->blockers = palloc_array(DlockBlocker, MAX_BLOCKERS);
+	DlockWaiterRequest(waiter, &request);
+	node->nblockers = DlockLookBlockers(search->db, &request, behind,
+										node->blockers, MAX_BLOCKERS);
+	for (int j = 0; j < node->nblockers; j++)
+	{
+		all |= node->blockers[j].shared;
+		if (!waiter->defined)
+			capacity = Min(capacity, node->blockers[j].capacity);
+	}
+	node->needed = all ? node->nblockers : Max(node->nblockers - capacity + 1, 1);
+	node->stuck = node->nblockers > 0;
+	node->visited = false;
+}
+
+/* Has any waiter that is stuck this lease, so that it will not end? */
+static bool
+IsKept(Search *search, const DlockBlocker *blocker)
+{
+	for (int i = 0; i < search->n; i++)
+	{
+		if (search->nodes[i].stuck && HasLease(&search->waiters[i], blocker))
+			return true;
+	}
+	return false;
+}
+
+/*
+ * Tell those who are stuck from those for whom enough leases can end: whose
+ * holder does not wait, or is not stuck itself.
+ */
+static void
+FreeUnstuck(Search *search)
+{
+	bool		changed = true;
+
+	while (changed)
+	{
+		CHECK_FOR_INTERRUPTS();
+		changed = false;
+		for (int i = 0; i < search->n; i++)
+		{
+			WaitNode	   *node = &search->nodes[i];
+			int			can_end = 0;
+
+			if (!node->stuck)
+				continue;
+			for (int j = 0; j < node->nblockers && can_end < node->needed; j++)
+				can_end += !IsKept(search, &node->blockers[j]);
+			if (can_end >= node->needed)
+			{
+				node->stuck = false;
+				changed = true;
+			}
+		}
+	}
+}
+
+/* Does any path over those who are stuck lead back to the first waiter? */
 static bool
 LeadsBack(Search *search, int from)
 {
-	DlockBlocker *blockers = palloc_array(DlockBlocker, MAX_BLOCKERS);
-	DlockRequest request;
-	int			nblockers;
-	bool		found = false;
+	WaitNode	   *node = &search->nodes[from];
 
 	check_stack_depth();
-	CHECK_FOR_INTERRUPTS();
-	search->visited[from] = true;
+	node->visited = true;
 	search->path[search->depth++] = from;
-
-	/* who stands behind another waits for what that one waits for */
-	DlockWaiterRequest(&search->waiters[from], &request);
-	nblockers = DlockLookBlockers(search->db, &request, IsBehindAnother(search, from),
-								  blockers, MAX_BLOCKERS);
-	for (int i = 0; i < nblockers && !found; i++)
+	for (int i = 0; i < node->nblockers; i++)
 	{
-		for (int j = 0; j < search->n && !found; j++)
+		for (int j = 0; j < search->n; j++)
 		{
-			if (j != from && HasLease(&search->waiters[j], &blockers[i]))
-				found = (j == search->path[0]) ||
-					(!search->visited[j] && LeadsBack(search, j));
+			if (!search->nodes[j].stuck ||
+				!HasLease(&search->waiters[j], &node->blockers[i]))
+				continue;
+			if (j == search->path[0] ||
+				(!search->nodes[j].visited && LeadsBack(search, j)))
+				return true;
 		}
 	}
-	pfree(blockers);
-	if (!found)
-		search->depth--;
-	return found;
+	search->depth--;
+	return false;
 }
 
 /*
@@ -110,16 +184,18 @@ DlockCheckDeadlock(DlockDatabase *db, int64 session)
 
 	search.db = db;
 	search.waiters = DlockQueueCopy(db, &search.n);
-	search.visited = palloc0(search.n * sizeof(bool) + 1);
+	search.nodes = palloc_array(WaitNode, search.n + 1);
 	search.path = palloc_array(int, search.n + 1);
 	search.depth = 0;
 
 	for (int i = 0; i < search.n; i++)
 	{
+		FillNode(&search, i);
 		if (search.waiters[i].pid == MyProcPid)
 			me = i;
 	}
-	if (me < 0 || !LeadsBack(&search, me))
+	FreeUnstuck(&search);
+	if (me < 0 || !search.nodes[me].stuck || !LeadsBack(&search, me))
 		return;
 
 	for (int i = 0; i < search.depth; i++)

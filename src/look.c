@@ -65,6 +65,12 @@ Conflicts(DlockLive *live, const DlockRequest *request, DlockNanos now,
 		return true;
 	if (*word != DLOCK_WORD_DEAD)
 		return false;
+
+	/* what somebody else is taking over stays dead, whatever becomes of that */
+	if (pg_atomic_read_u32(&live->ender) != 0 &&
+		pg_atomic_read_u32(&live->ended_dead) != 0 &&
+		pg_atomic_read_u32(&live->by_worker) == 0)
+		return false;
 	*dead = pg_atomic_read_u32(&live->pins) == 0 ||
 		pg_atomic_read_u32(&live->by_worker) != 0;
 	return true;
@@ -276,6 +282,8 @@ DlockLookBlockers(DlockDatabase *db, const DlockRequest *request, bool all,
 		blockers[n].pid = live->pid;
 		blockers[n].ender = (int) pg_atomic_read_u32(&live->ender);
 		blockers[n].slot = live->slot;
+		blockers[n].capacity = live->capacity;
+		blockers[n].shared = live->sharelen > 0;
 		blockers[n++].pending = (word == DLOCK_WORD_PENDING);
 	}
 	DlockMapRelease();

@@ -530,27 +530,43 @@ CountEntry(void)
 }
 
 /*
- * Allocate an entry that has been counted; 53200 when there is no memory, or
- * the system does not give any.
+ * Allocate memory of the area; invalid when there is none, or when the system
+ * does not give any, and why.
  */
 static dsa_pointer
-AllocateEntry(Size size)
+TryAllocate(Size size, const char **why)
 {
 	volatile dsa_pointer pointer = InvalidDsaPointer;
-	const char *volatile why = NULL;
+	MemoryContext context = CurrentMemoryContext;
 
+	*why = NULL;
 	PG_TRY();
 	{
 		pointer = dsa_allocate_extended(area, size, DSA_ALLOC_NO_OOM | DSA_ALLOC_ZERO);
 	}
 	PG_CATCH();
 	{
-		MemoryContextSwitchTo(TopTransactionContext);
-		why = CopyErrorData()->message;
+		MemoryContextSwitchTo(context);
+		*why = CopyErrorData()->message;
 		FlushErrorState();
+		LWLockReleaseAll();		/* those of the area; we hold no others */
 	}
 	PG_END_TRY();
+	return pointer;
+}
 
+/* Allocate an entry that has been counted; 53200 when that cannot be. */
+static pg_noinline dsa_pointer
+AllocateEntry(Size size)
+{
+	const char *why;
+	dsa_pointer pointer = TryAllocate(size, &why);
+
+	if (!DsaPointerIsValid(pointer))
+	{
+		DlockMapSweep();		/* for when the launcher has not done it yet */
+		pointer = TryAllocate(size, &why);
+	}
 	if (!DsaPointerIsValid(pointer))
 	{
 		pg_atomic_fetch_sub_u64(&DlockShared->entries, 1);
@@ -604,6 +620,7 @@ DlockMapInsert(DlockDatabase *db, int64 id, const DlockRequest *request, int slo
 	pg_atomic_init_u32(&live->pins, 1);
 	pg_atomic_init_u32(&live->ender, 0);
 	pg_atomic_init_u32(&live->by_worker, 0);
+	pg_atomic_init_u32(&live->ended_dead, 0);
 	pg_atomic_init_u32(&live->rest_kind, DLOCK_STATE_MIN_HOLD);
 	pg_atomic_init_u32(&live->lost, 0);
 	pg_atomic_init_u32(&live->outcome, DLOCK_EXPIRED);

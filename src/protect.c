@@ -94,7 +94,7 @@ DlockObjectAccess(ObjectAccessType access, Oid classId, Oid objectId, int subId,
 			Trigger    *trigger = &triggers->triggers[i];
 
 			if (strcmp(trigger->tgname, ROW_TRIGGER) == 0 && trigger->tgnargs == 1 &&
-				trigger->tgenabled == TRIGGER_FIRES_ALWAYS &&
+				trigger->tgenabled != TRIGGER_DISABLED &&
 				strcmp(get_func_name(trigger->tgfoid), "dlock_protected") == 0)
 				RequireGuard(rel, trigger->tgargs[0]);
 		}
