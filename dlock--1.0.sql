@@ -437,7 +437,7 @@ AS $$
 $$;
 
 COMMENT ON FUNCTION @extschema@.dlock_verify IS
-'one row for each breach of the promises that leases, history and memory show; none when all is sound (a wall clock that was set back shows as an overlap)';
+'one row for each breach of the promises that leases, history and memory show; none when all is sound';
 
 REVOKE ALL ON FUNCTION dlock.verify_leases, @extschema@.dlock_verify FROM PUBLIC;
 

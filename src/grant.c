@@ -166,10 +166,20 @@ TakeTags(DlockTry *try, int *slot, int *ndead)
  * ----------
  */
 
-/* Fill in the row of a new lease. */
+/*
+ * Fill in the row of a new lease, which may be that of the slot's last one.
+ *
+ * The lease begins now, not at now(), which is when the transaction began, and
+ * not before that last one ended, whatever the wall clock says.
+ */
 static void
 SetRow(DlockRow *row, const DlockRequest *request, int slot, int64 token)
 {
+	TimestampTz now = GetCurrentTimestamp();
+
+	if (row->tuple != NULL && !DlockRowIsNull(row, Anum_lease_ended_at))
+		now = Max(now, DatumGetTimestampTz(DlockRowValue(row, Anum_lease_ended_at)));
+
 	for (int att = 1; att <= Natts_lease; att++)
 		DlockRowSetNull(row, att);
 	DlockRowSet(row, Anum_lease_name,
@@ -194,10 +204,7 @@ SetRow(DlockRow *row, const DlockRequest *request, int slot, int64 token)
 		DlockRowSet(row, Anum_lease_min_hold, DlockIntervalDatum(request->min_hold));
 	if (request->waited > 0)
 		DlockRowSet(row, Anum_lease_waited, DlockIntervalDatum(request->waited));
-
-	/* not now(), which is when the transaction began */
-	DlockRowSet(row, Anum_lease_acquired_at,
-				TimestampTzGetDatum(GetCurrentTimestamp()));
+	DlockRowSet(row, Anum_lease_acquired_at, TimestampTzGetDatum(now));
 }
 
 /*

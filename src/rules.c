@@ -148,7 +148,8 @@ DlockCloseLease(DlockDatabase *db, const DlockObjects *objects, DlockRow *row,
 	const char *ended_by = DlockDescribeMe();
 	const char *log = NULL;
 	DlockPending *note = DlockPendingReserve(db);
-	TimestampTz now = GetCurrentTimestamp();
+	TimestampTz acquired_at = DatumGetTimestampTz(DlockRowValue(row, Anum_lease_acquired_at));
+	TimestampTz now = Max(GetCurrentTimestamp(), acquired_at);	/* whatever the clock says */
 	TimestampTz rests_until = 0;
 	int64		delay = 0;
 	DlockLease	lease;
@@ -183,8 +184,7 @@ DlockCloseLease(DlockDatabase *db, const DlockObjects *objects, DlockRow *row,
 	DlockRowSetNull(row, Anum_lease_rests_for);
 	if (!DlockRowIsNull(row, Anum_lease_min_hold) && outcome != DLOCK_REVOKED)
 	{
-		rests_until = DatumGetTimestampTz(DlockRowValue(row, Anum_lease_acquired_at)) +
-			DlockRowSpan(row, Anum_lease_min_hold);
+		rests_until = acquired_at + DlockRowSpan(row, Anum_lease_min_hold);
 		if (rests_until > now)
 			DlockRowSetText(row, Anum_lease_rests_for, "min_hold");
 	}

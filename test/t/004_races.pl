@@ -113,7 +113,7 @@ SQL
 	for my $psql (@psql)
 	{
 		$psql->wait_answer;
-		is($psql->errors, "", 'W3: no error') if $psql->errors =~ /ERROR/ || $psql == $psql[0];
+		is($psql->errors, '', 'W3: no error') if $psql->errors =~ /ERROR/ || $psql == $psql[0];
 		$psql->close;
 	}
 
@@ -161,6 +161,22 @@ WHERE h.n IS DISTINCT FROM 1 OR h.beats <> t.beats
 SQL
 	$psql->close;
 }
+
+## A takeover races with the worker that records the same end
+
+$node->pgbench(
+	'--no-vacuum --client=8 --jobs=2 --time=5', 0,
+	[ qr/actually processed/, qr/number of failed transactions: 0 / ], [qr/^$/],
+	'takeover against the worker: no error', { '004_races_worker' => <<'SQL' });
+\set n random(1, 40)
+SELECT dlock_acquire('worker ' || :n, ttl => '10 ms');
+SQL
+is(value($node, <<SQL), 't|t', 'takeover against the worker: each won some');
+SELECT count(*) FILTER (WHERE outcome = 'expired') > 20, count(*) FILTER (WHERE outcome = 'taken over') > 20
+FROM dlock_history WHERE name LIKE 'worker %'
+SQL
+is(value($node, "SELECT count(*) - count(DISTINCT token) FROM dlock_history WHERE name LIKE 'worker %'"), 0,
+	'takeover against the worker: one row of history each');
 
 ## Promises 1, 2, 4 and 10 under many clients
 

@@ -287,7 +287,7 @@ sub answered
 	my $n = $self->{asked};
 
 	$self->{run}->pump_nb;
-	return $self->{out} =~ /^-- end $n$/m && $self->{err} =~ /^-- end $n$/m;
+	return $self->{out} =~ /^-- end $n\n/m && $self->{err} =~ /^-- end $n\n/m;
 }
 
 # Wait for the answer to what was sent; errors() then has what failed in it.
@@ -301,8 +301,8 @@ sub wait_answer
 		die "psql ended: $self->{err}" unless $self->{run}->pumpable;
 		$self->{run}->pump;
 	}
-	my ($out) = $self->{out} =~ /\A(?:.*^-- end @{[$n - 1]}\n)?(.*?)^-- end $n$/ms;
-	my ($err) = $self->{err} =~ /\A(?:.*^-- end @{[$n - 1]}\n)?(.*?)^-- end $n$/ms;
+	my ($out) = $self->{out} =~ /\A(?:.*^-- end @{[$n - 1]}\n)?(.*?)^-- end $n\n/ms;
+	my ($err) = $self->{err} =~ /\A(?:.*^-- end @{[$n - 1]}\n)?(.*?)^-- end $n\n/ms;
 
 	($self->{out}, $self->{err}) = ('', '');
 	$self->{errors} = $err;

@@ -483,19 +483,27 @@ sub connection_lives
 	return grep { $_ > $opened->{ans} } @$lives;
 }
 
-# The certain life of a lease: until when it is alive, and until when it keeps
-# others out.
+# The certain life of a lease: each proof says until when it is "alive", and
+# "lives" has from when until when it kept others out.  That is one span of
+# time, but for promotions that may have lost some of what was in between.
 sub live
 {
 	my ($lease) = @_;
 	my @cuts = cuts($lease);
 	my $running = 0;
+	my $life;
 
 	$lease->{proofs} = [ proofs($lease) ];
-	$lease->{excludes} = 0;
 	for my $proof (@{ $lease->{proofs} })
 	{
 		my $lost = lost_after($proof->{at}, $lease->{fragile});
+
+		if (!$life || $proof->{at} > $life->{lost})
+		{
+			next if $proof->{of_session};	# says nothing of this lease
+			$life = { lease => $lease, from => $proof->{at}, till => 0, lost => $lost };
+			push @{ $lease->{lives} }, $life;
+		}
 		my $end = sub {
 			my ($until, @cuts) = @_;
 
@@ -512,12 +520,11 @@ sub live
 		$proof->{alive} = $end->($proof->{until}, grep { $_->{call} != $proof->{call} } @cuts);
 		$running = max($running, $proof->{alive});
 		$checked{'lives told after a crash'}++ if !$proof->{of_session} && crashed_between($lease->{start}, $proof->{at});
-		$lease->{excludes} = max($lease->{excludes}, $proof->{alive});
-		$lease->{excludes} = max($lease->{excludes}, $end->($proof->{guarded}, grep { same_transaction($_->{call}, $proof->{call}) } @cuts))
+		$life->{till} = max($life->{till}, $proof->{alive});
+		$life->{till} = max($life->{till}, $end->($proof->{guarded}, grep { same_transaction($_->{call}, $proof->{call}) } @cuts))
 		  if $proof->{guarded};
 	}
-	$lease->{alive} = $running;
-	$lease->{excludes} = max($lease->{excludes}, rest_of($lease, @cuts)) if $lease->{min_hold};
+	$lease->{lives}[0]{till} = max($lease->{lives}[0]{till}, rest_of($lease, @cuts)) if $lease->{min_hold};
 	return;
 }
 
