@@ -129,6 +129,14 @@ SELECT dlock_define('def delay 5', takeover_delay => '2 hours', min_hold => '1 h
 SELECT dlock_acquire('def delay 5') AS token \gset
 SELECT dlock_revoke(:token, 'test') AS revoked;
 SELECT state, remaining > '1 hour' AS remaining FROM dlock_holders('def delay 5');
+-- For whoever has revoked it, too, in the same transaction.
+SELECT dlock_define('def delay 7', takeover_delay => '1 hour');
+SELECT dlock_acquire('def delay 7') AS token \gset
+BEGIN;
+SELECT dlock_revoke(:token, 'test') AS revoked;
+SELECT dlock_acquire('def delay 7') IS NULL AS busy;
+COMMIT;
+SELECT state FROM dlock_holders('def delay 7');
 -- Permits rest one by one.
 SELECT dlock_define('def delay 6', capacity => 2, takeover_delay => '1 hour');
 SELECT dlock_acquire('def delay 6') AS one \gset

@@ -147,6 +147,16 @@ SELECT dlock_acquire('reentry') IS NULL AS busy;
 SELECT pg_temp.try($$SELECT dlock_acquire('reentry', wait => '1 hour')$$);
 SELECT dlock_held(:token) AS held;
 COMMIT;
+-- What it guards cannot end before itself, alive or dead.
+SELECT dlock_acquire('reentry guard', ttl => '1 s') AS guarded \gset
+BEGIN;
+SELECT dlock_guard(:guarded) = :guarded AS guarded;
+SELECT pg_temp.try($$SELECT dlock_acquire('reentry guard', wait => '1 min')$$) LIKE '40P01%' AS deadlock;
+SELECT FROM pg_sleep(1.2);
+SELECT dlock_acquire('reentry guard') IS NULL AS busy;
+SELECT pg_temp.try($$SELECT dlock_acquire('reentry guard', wait => '1 min')$$) LIKE '40P01%' AS deadlock;
+COMMIT;
+SELECT dlock_release(dlock_acquire('reentry guard', wait => '1 min')) AS free;
 -- A lease that is committed is anybody's: its time may run out, somebody may
 -- release it.
 SELECT dlock_acquire('reentry', wait => '20 ms') IS NULL AS busy;

@@ -168,7 +168,7 @@ $node->pgbench(
 	'--no-vacuum --client=8 --jobs=2 --time=5', 0,
 	[ qr/actually processed/, qr/number of failed transactions: 0 / ], [qr/^$/],
 	'takeover against the worker: no error', { '004_races_worker' => <<'SQL' });
-\set n random(1, 40)
+\set n random(1, 400)
 SELECT dlock_acquire('worker ' || :n, ttl => '10 ms');
 SQL
 is(value($node, <<SQL), 't|t', 'takeover against the worker: each won some');

@@ -37,7 +37,7 @@ our @EXPORT = qw(
   %round @crashes @clock_steps %database %memory @calls @breaches
   %of_token %of_session %lease %session %in_history %in_table
   %did %nemeses %checked %errors
-  read_facts breach may_count lost_after crashed_between same_transaction
+  read_facts breach may_count loss_after crashed_between same_transaction
   revoking_since certain_ends ended_in_own_transaction session_renewals connection_lives
 );
 
@@ -201,12 +201,14 @@ sub same_transaction
 
 # What is known of leases ------------------------------------------------------
 
-# Does an asynchronous promotion after this time take away what was promised?
-sub lost_after
+# The next promotion after this time that may have lost what was promised, or
+# undef.  No answer came from the old server after it was "gone".
+sub loss_after
 {
 	my ($time, $fragile) = @_;
+	my ($first) = grep { $_->{how} eq 'promote' && (!$_->{safe} || $fragile) && $_->{gone} > $time } @crashes;
 
-	return min(NEVER, map { $_->{from} } grep { $_->{how} eq 'promote' && (!$_->{safe} || $fragile) && $_->{till} > $time } @crashes);
+	return $first;
 }
 
 sub crashed_between
@@ -496,12 +498,12 @@ sub live
 	$lease->{proofs} = [ proofs($lease) ];
 	for my $proof (@{ $lease->{proofs} })
 	{
-		my $lost = lost_after($proof->{at}, $lease->{fragile});
+		my $loss = loss_after($proof->{inv} // $proof->{at}, $lease->{fragile});
 
-		if (!$life || $proof->{at} > $life->{lost})
+		if (!$life || $life->{loss} && $proof->{at} > $life->{loss}{gone})
 		{
 			next if $proof->{of_session};	# says nothing of this lease
-			$life = { lease => $lease, from => $proof->{at}, till => 0, lost => $lost };
+			$life = { lease => $lease, from => $proof->{at}, till => 0, loss => $loss };
 			push @{ $lease->{lives} }, $life;
 		}
 		my $end = sub {
@@ -512,7 +514,7 @@ sub live
 				next if !$proof->{of_session} && $cut->{by} < $proof->{inv};
 				$until = min($until, $proof->{of_session} ? $cut->{at} : max($cut->{at}, $proof->{at}));
 			}
-			return $proof->{at} < $lost ? min($until, $lost) : $until;
+			return $loss ? min($until, max($loss->{from}, $proof->{at})) : $until;
 		};
 
 		$proof->{until} = $proof->{call}{commits} + $proof->{if_alive_at_commit}
