@@ -303,6 +303,9 @@ Wait(DlockTry *try, bool between)
 			if (!DlockFitsBeside(request, &try->look.own) &&
 				!request->retry && !request->reentrant)
 				WaitsForItself(request);
+			if (!fits && (request->capacity == 1 || try->look.alive.exclusive) &&
+				DlockPendingGuards(request->name))
+				WaitsForItself(request);	/* a guarded lease cannot end */
 
 			now = DlockNow();
 			if (now >= ends)

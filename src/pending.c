@@ -46,6 +46,7 @@ struct DlockPending
 	uint64		namehash;
 	DlockNanos	span;			/* ns: a TTL, a time of grace, a delay */
 	DlockOutcome outcome;		/* PENDING_END */
+	DlockNanos	rests_until;	/* PENDING_END: as it was */
 	bool		flush;			/* the commit must be durable */
 	const char *log;			/* what to log about it, or NULL */
 };
@@ -141,6 +142,12 @@ DlockPendingEnd(DlockPending *note, int64 token, DlockOutcome outcome, bool dead
 	{
 		pg_atomic_write_u32(&live->by_worker, DlockIsReaper ? 1 : 0);
 		pg_atomic_write_u32(&live->ended_dead, dead ? 1 : 0);
+
+		/* for this transaction the lock rests already */
+		note->rests_until = pg_atomic_read_u64(&live->rests_until);
+		if (delay > 0)
+			pg_atomic_write_u64(&live->rests_until,
+								Max(note->rests_until, DlockNow() + note->span));
 		pg_atomic_write_u32(&live->ender, (uint32) MyProcPid);
 	}
 	AddNote(note, PENDING_END, live);
@@ -374,7 +381,12 @@ Abort(DlockPending *note)
 	{
 		if (note->kind == PENDING_GRANT)
 			DlockLiveEnd(live, DLOCK_STATE_OVER, 0);
-		else if (note->kind == PENDING_END || note->kind == PENDING_SESSION_END)
+		else if (note->kind == PENDING_END)
+		{
+			pg_atomic_write_u64(&live->rests_until, note->rests_until);
+			pg_atomic_write_u32(&live->ender, 0);
+		}
+		else if (note->kind == PENDING_SESSION_END)
 			pg_atomic_write_u32(&live->ender, 0);
 	}
 	Finish(note, false);
