@@ -8,6 +8,8 @@
 #   make test       every suite; ONLY=regress, isolation, tap or t/NAME.pl for a part
 #   make test-all   builds and tests on every supported PostgreSQL (VERSIONS="18 19")
 #   make bench      what a call costs, beside what it replaces
+#   make torture    SECONDS=60 SEED=…: tries to break every promise
+#   make teeth      whether the torture notices a dlock that is broken
 
 EXTENSION = dlock
 MODULE_big = dlock
@@ -40,9 +42,13 @@ override with_llvm := no
 
 all:
 
-.PHONY: all listed demo test test-all bench
-demo test test-all bench:
+.PHONY: all listed demo test test-all bench torture teeth
+demo test test-all bench teeth:
 	@test/run $@
+
+# SECONDS is a name that the shell has a use for.
+torture:
+	@TORTURE="SECONDS=$(SECONDS) SEED=$(SEED) CLIENTS=$(CLIENTS)" test/run $@
 
 PG_CONFIG ?= pg_config
 PGXS := $(wildcard $(shell $(PG_CONFIG) --pgxs 2>/dev/null))

@@ -24,6 +24,7 @@
 
 #include "miscadmin.h"
 #include "utils/memutils.h"
+#include "utils/resowner.h"
 
 /* The part of the area that is there from the start. */
 #define MAP_AREA_SIZE	((Size) 256 * 1024)
@@ -538,6 +539,7 @@ TryAllocate(Size size, const char **why)
 {
 	volatile dsa_pointer pointer = InvalidDsaPointer;
 	MemoryContext context = CurrentMemoryContext;
+	ResourceOwner owner = CurrentResourceOwner;
 
 	*why = NULL;
 	PG_TRY();
@@ -547,6 +549,7 @@ TryAllocate(Size size, const char **why)
 	PG_CATCH();
 	{
 		MemoryContextSwitchTo(context);
+		CurrentResourceOwner = owner;
 		*why = CopyErrorData()->message;
 		FlushErrorState();
 		LWLockReleaseAll();		/* those of the area; we hold no others */

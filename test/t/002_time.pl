@@ -28,6 +28,9 @@ my $node = new_node('time');
 	ok($token, 'acquired late in a long transaction');
 	is(value($node, "SELECT state FROM dlock_leases WHERE token = $token"), 'pending',
 		'not committed, it is pending');
+	# now() is when the transaction began.
+	is($psql->ask("SELECT acquired_at > now() + interval '2 s' FROM dlock_holders('long transaction')"), 't',
+		'acquired when it was acquired');
 	$psql->ask('SELECT pg_sleep(2.2)');
 	is($psql->ask("SELECT dlock_heartbeat($token), dlock_held($token)"), 't|t',
 		'not committed, it does not age');

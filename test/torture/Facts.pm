@@ -290,6 +290,18 @@ sub sort_calls
 	return;
 }
 
+# From when on is it certain that a lease keeps others out?  From the answer,
+# but where the same transaction may have ended an earlier one: who has that one
+# is told so only from the COMMIT on.
+sub begins
+{
+	my ($call) = @_;
+
+	return $call->{ans} unless $call->{txn};
+	return $call->{ans} unless grep { $_->{inv} < $call->{inv} && $_->{op} =~ /^(?:release|revoke|session_close)$/ } @{ $call->{txn}{calls} };
+	return $call->{committed};
+}
+
 # A token was given out.  With retry or reentrant it may be an old one; if an
 # earlier call of that session was never answered, it may be that one's.
 sub grant
@@ -315,7 +327,7 @@ sub grant
 		$_->{c} == $call->{c} && $_->{fate} eq 'open' && $_->{inv} < $call->{inv} && ($_->{session} // 0) == $call->{session}
 	} @calls;
 	$lease{$token} = {
-		token => $token, name => $name, call => $call, start => $call->{ans},
+		token => $token, name => $name, call => $call, start => begins($call),
 		share => $call->{share}, session => $call->{session}, ttl => $call->{ttl}, min_hold => $call->{min_hold},
 		capacity => ($DEFINED{$name} && !defined $call->{share} ? $DEFINED{$name}{capacity} : undef) // $call->{capacity} // 1,
 		strict => is_strict($name, $call->{share}, $call->{capacity}), doubtful => $doubtful ? 1 : 0
@@ -503,7 +515,7 @@ sub live
 		if (!$life || $life->{loss} && $proof->{at} > $life->{loss}{gone})
 		{
 			next if $proof->{of_session};	# says nothing of this lease
-			$life = { lease => $lease, from => $proof->{at}, till => 0, loss => $loss };
+			$life = { lease => $lease, from => max($proof->{at}, $lease->{start}), till => 0, loss => $loss };
 			push @{ $lease->{lives} }, $life;
 		}
 		my $end = sub {
