@@ -237,6 +237,9 @@ DlockRaiseTokens(DlockDatabase *db, const DlockObjects *objects)
 								   ObjectIdGetDatum(objects->token_seq),
 								   Int64GetDatum(high));
 		SetUserIdAndSecContext(userid, context);
+
+		/* before any token of it is seen, also one that is rolled back */
+		XLogFlush(XactLastRecEnd);
 		pg_atomic_write_u32(&db->raised, 1);
 	}
 	DlockUnlockAdoption();

@@ -118,6 +118,24 @@ DeadInTheWay(const DlockTry *try)
 }
 
 /*
+ * Are these still the dead leases that the look found?  Somebody may have ended
+ * one, and committed, between the look and our having its tag.
+ */
+static bool
+AreStillDead(const DlockTry *try, int ndead)
+{
+	for (int i = 0; i < ndead; i++)
+	{
+		DlockLease	lease;
+
+		if (!DlockLiveFind(try->db, try->look.dead_tokens[i], &lease) ||
+			lease.state != DLOCK_STATE_EXPIRED || lease.ended_by_me)
+			return false;
+	}
+	return true;
+}
+
+/*
  * Take the name tag, and the tags of the slot for the request and of all dead
  * leases that have to be ended: *ndead, of which the slot is the first's when
  * there are any.  False, and no tag, when the request does not fit.
@@ -146,7 +164,7 @@ TakeTags(DlockTry *try, int *slot, int *ndead)
 		while (taken < wanted &&
 			   DlockLockSlot(try->namehash, try->look.dead_slots[taken], false, false))
 			taken++;
-		if (taken == wanted)
+		if (taken == wanted && AreStillDead(try, *ndead))
 			return true;
 
 		while (taken > 0)
@@ -218,7 +236,7 @@ TakeOver(DlockTry *try, Relation rel, int64 token, int slot, DlockRow *row)
 {
 	DlockLease	lease;
 
-	if (!DlockLiveFind(try->db, token, &lease) || DlockSnapshotIsOlder(lease.quiet_for))
+	if (DlockLiveFind(try->db, token, &lease) && DlockSnapshotIsOlder(lease.quiet_for))
 		DlockStaleSnapshot(try->request->name);
 	if (DlockFetchRow(rel, try->request->name, try->request->namelen, slot, row) &&
 		DlockRowIsHeld(row) && DlockRowToken(row) == token)

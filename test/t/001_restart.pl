@@ -177,7 +177,7 @@ for my $round (1 .. 3)
 	for my $i (0 .. $#psql)
 	{
 		$psql[$i]->send('SET synchronous_commit = off;' . join('', map {
-			"SELECT 'got', dlock_acquire('load $round $i $_', ttl => '1 h');\n" } 1 .. 2000));
+			"SELECT 'got', dlock_acquire('load $round $i $_', ttl => '1 h');\n" } 1 .. 6000));
 	}
 	my $end = clock() + 0.2 + 0.1 * $round;
 	while (clock() < $end)
@@ -234,8 +234,9 @@ rising('tokens rise over every crash and restart', @tokens);
 
 	for my $i (1 .. 5)
 	{
+		$node->stop($i % 2 ? 'fast' : 'immediate');
 		$before = clock();
-		$node->restart($i % 2 ? 'fast' : 'immediate');
+		$node->start;
 		$after = clock();
 	}
 	my $remaining = value($node, "SELECT extract(epoch FROM dlock_remaining($token))");

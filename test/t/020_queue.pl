@@ -544,7 +544,7 @@ END $$;
 SQL
 
 {
-	my $n = $ENV{DLOCK_LONG} ? $many : 150;
+	my $n = $ENV{DLOCK_LONG} ? 400 : 150;
 
 	$admin->ask('SELECT pg_advisory_lock(1)');
 	my @bench = map { start_pgbench("ring $_", $n / 2, "CALL ring(:base + :client_id, $n);",
