@@ -182,7 +182,6 @@ typedef struct DlockLive
 	pg_atomic_uint32 pins;		/* transactions that still need the entry */
 	pg_atomic_uint32 ender;		/* pid of the transaction that is ending it */
 	pg_atomic_uint32 by_worker; /* is that one a reaper? */
-	pg_atomic_uint32 ended_dead;	/* does it end what had died? */
 	pg_atomic_uint32 rest_kind; /* a DlockState, while it rests */
 	pg_atomic_uint32 lost;		/* a lease: 1 when its session is to be told; a
 								 * session: how many of its leases are */
@@ -691,7 +690,7 @@ extern void DlockPendingInit(void);
 extern DlockPending *DlockPendingReserve(DlockDatabase *db);
 extern void DlockPendingGrant(DlockPending *note, DlockLive *live);
 extern void DlockPendingEnd(DlockPending *note, int64 token, DlockOutcome outcome,
-							bool dead, int64 delay, bool flush, const char *log);
+							int64 delay, bool flush, const char *log);
 extern void DlockPendingWrote(XLogRecPtr wal_before);
 extern void DlockPendingGuard(DlockPending *note, int64 token);
 extern bool DlockPendingAny(void);

@@ -66,11 +66,10 @@ Conflicts(DlockLive *live, const DlockRequest *request, DlockNanos now,
 	if (*word != DLOCK_WORD_DEAD)
 		return false;
 
-	/* what somebody else is taking over stays dead, whatever becomes of that */
-	if (pg_atomic_read_u32(&live->ender) != 0 &&
-		pg_atomic_read_u32(&live->ended_dead) != 0 &&
-		pg_atomic_read_u32(&live->by_worker) == 0)
-		return false;
+	/*
+	 * What somebody is taking over is in the way until that has committed:
+	 * its row is held, and a crash would bring it back to life.
+	 */
 	*dead = pg_atomic_read_u32(&live->pins) == 0 ||
 		pg_atomic_read_u32(&live->by_worker) != 0;
 	return true;

@@ -623,7 +623,6 @@ DlockMapInsert(DlockDatabase *db, int64 id, const DlockRequest *request, int slo
 	pg_atomic_init_u32(&live->pins, 1);
 	pg_atomic_init_u32(&live->ender, 0);
 	pg_atomic_init_u32(&live->by_worker, 0);
-	pg_atomic_init_u32(&live->ended_dead, 0);
 	pg_atomic_init_u32(&live->rest_kind, DLOCK_STATE_MIN_HOLD);
 	pg_atomic_init_u32(&live->lost, 0);
 	pg_atomic_init_u32(&live->outcome, DLOCK_EXPIRED);

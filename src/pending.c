@@ -118,16 +118,15 @@ DlockPendingGrant(DlockPending *note, DlockLive *live)
 }
 
 /*
- * An end was written, of a lease that was "dead" already or not.  After it the
- * lock rests for "delay" µs.
+ * An end was written.  After it the lock rests for "delay" µs.
  *
  * "flush": it must be durable when it is acknowledged.  Without, and if the
  * transaction does nothing else, it may commit without waiting for the disk:
  * all that a crash can do then is to bring the lease back for one TTL.
  */
 void
-DlockPendingEnd(DlockPending *note, int64 token, DlockOutcome outcome, bool dead,
-				int64 delay, bool flush, const char *log)
+DlockPendingEnd(DlockPending *note, int64 token, DlockOutcome outcome, int64 delay,
+				bool flush, const char *log)
 {
 	DlockLive  *live;
 
@@ -141,7 +140,6 @@ DlockPendingEnd(DlockPending *note, int64 token, DlockOutcome outcome, bool dead
 	if (live != NULL)
 	{
 		pg_atomic_write_u32(&live->by_worker, DlockIsReaper ? 1 : 0);
-		pg_atomic_write_u32(&live->ended_dead, dead ? 1 : 0);
 
 		/* for this transaction the lock rests already */
 		note->rests_until = pg_atomic_read_u64(&live->rests_until);

@@ -167,12 +167,11 @@ DlockCloseLease(DlockDatabase *db, const DlockObjects *objects, DlockRow *row,
 	int64		delay = 0;
 	DlockLease	lease;
 	bool		known = DlockLiveFind(db, token, &lease);
-	bool		dead = (outcome == DLOCK_EXPIRED || outcome == DLOCK_TAKEN_OVER);
 	DlockDefinition definition;
 
 	DlockFindDefinition(objects, name, strlen(name), &definition);
 
-	if (dead)
+	if (outcome == DLOCK_EXPIRED || outcome == DLOCK_TAKEN_OVER)
 	{
 		if (!DlockRowIsNull(row, Anum_lease_revoke_grace))
 		{
@@ -219,7 +218,7 @@ DlockCloseLease(DlockDatabase *db, const DlockObjects *objects, DlockRow *row,
 					   token, name, DlockOutcomeText(outcome),
 					   TextDatumGetCString(DlockRowValue(row, Anum_lease_owner)));
 
-	DlockPendingEnd(note, token, outcome, dead, delay,
+	DlockPendingEnd(note, token, outcome, delay,
 					result != NULL || outcome == DLOCK_REVOKED || definition.notify,
 					log);
 }

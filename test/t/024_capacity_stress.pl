@@ -36,9 +36,7 @@ sub sound
 	my $gate = start_psql($node);
 	my $worker = pause_worker($node);
 
-	for my $round (
-		'fresh', 'free', 'dead', 'held by one session',
-		'defined', 'dead, for 30')
+	for my $round ('fresh', 'free', 'dead', 'held by one session', 'defined')
 	{
 		my $args = $round eq 'defined' ? '' : ', capacity => 100';
 		my $begin = $round eq 'free' ? '' : 'BEGIN; ';
@@ -53,7 +51,6 @@ sub sound
 		value($node, "SELECT dlock_define('p0', capacity => 100)") if $round eq 'defined';
 		my $session = value($node, "SELECT dlock_session_open(ttl => '1 h')");
 		$args .= ", session => $session" if $round =~ /session/;
-		$args = ', capacity => 30' if $round =~ /30/;
 
 		$gate->ask('SELECT pg_advisory_lock(1)');
 		$_->send($begin . <<SQL) for @psql;
@@ -68,10 +65,9 @@ SQL
 		is(join('', map { $_->errors =~ /ERROR|WARNING/ ? $_->errors : '' } @psql), '', "P0, $round: no error");
 
 		my %tokens = map { $_ => 1 } grep { /^[1-9]\d*$/ } @answers;
-		is(scalar(keys %tokens), $round =~ /30/ ? 30 : 100, "P0, $round: a token for everybody who fits");
-		is(scalar(grep { $_ eq '0' } @answers), $round =~ /30/ ? 70 : 0, "P0, $round: busy for the rest alone");
-		is(value($node, "SELECT coalesce(dlock_acquire('p0', capacity => 100), 0)"), 0, "P0, $round: and for who comes now")
-		  if $round !~ /30/;
+		is(scalar(keys %tokens), 100, "P0, $round: a token for everybody who fits");
+		is(scalar(grep { $_ eq '0' } @answers), 0, "P0, $round: busy for the rest alone");
+		is(value($node, "SELECT coalesce(dlock_acquire('p0', capacity => 100), 0)"), 0, "P0, $round: and for who comes now");
 		if ($begin)
 		{
 			is(value($node, "SELECT string_agg(DISTINCT state, ',') FROM dlock_holders('p0') WHERE state <> 'expired'"), 'pending',
@@ -91,6 +87,29 @@ SQL
 	until_true('P0: what was dead is recorded', sub { value($node, "SELECT count(*) FROM dlock_leases WHERE name = 'p0'") == 0 }, 60);
 	is(value($node, 'SELECT count(*) FROM (SELECT token FROM dlock_history GROUP BY token HAVING count(*) > 1) x'), 0,
 		'P0: each once');
+}
+
+## A takeover that has not committed
+
+# A crash would bring the dead lease back to life, for its row is still held: so
+# nobody may be granted anything beside it before its end is durable.  (The
+# torture found two holders after a crash.)
+{
+	my $worker = pause_worker($node);
+	my $one = start_psql($node);
+
+	value($node, "SELECT dlock_acquire('takeover', ttl => '10 ms')");
+	usleep(20_000);
+	$one->ask('BEGIN');
+	is($one->ask("SELECT dlock_acquire('takeover', share => 'read') IS NOT NULL"), 't', 'a reader takes a dead lease over');
+	is(value($node, "SELECT dlock_acquire('takeover', share => 'read') IS NULL"), 't', 'no other reader comes in before that has committed');
+	$one->ask('ROLLBACK');
+	is(value($node, "SELECT dlock_acquire('takeover', share => 'read') IS NOT NULL"), 't', 'it does when that was rolled back');
+	is(value($node, "SELECT outcome FROM dlock_history WHERE name = 'takeover'"), 'taken over', 'having ended the dead one itself');
+	is(value($node, "SELECT dlock_acquire('takeover', share => 'read') IS NOT NULL"), 't', 'and from then on they all do');
+	$one->close;
+	continue_worker($worker);
+	value($node, "SELECT count(dlock_release(token)) FROM dlock_leases WHERE name = 'takeover'");
 }
 
 ## A capacity that changes while somebody waits
