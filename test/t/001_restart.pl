@@ -143,20 +143,22 @@ ok($lost >= $n / 2, "the crashes came early enough: $lost of $n asynchronous com
 
 # A sequence logs 32 values ahead, and the log of a transaction that did not
 # commit is not flushed: so these are lost, though clients have seen them.  The
-# mark is ahead of the clock, which else may hide it.
+# mark is ahead of the clock, which else may hide it; few grants leave no full
+# page behind, which some versions write at once.
 value($node, 'SELECT setval(\'dlock.token_seq\', ' . (1 << 51) . ')');
 crash($node);
-for my $how ('rolled back', 'open')
+for my $case ([ 'rolled back', 3 ], [ 'rolled back', 40 ], [ 'open', 40 ])
 {
+	my ($how, $grants) = @$case;
 	my $psql = start_psql($node);
 	my $last;
 
-	for my $i (1 .. 40)
+	for my $i (1 .. $grants)
 	{
 		$psql->ask('BEGIN');
 		$last = $psql->ask("SELECT dlock_acquire('seen')");
 		$psql->ask('ROLLBACK') if $how eq 'rolled back';
-		$psql->ask('COMMIT; SELECT dlock_release(' . $last . ')') if $how eq 'open' && $i < 40;
+		$psql->ask('COMMIT; SELECT dlock_release(' . $last . ')') if $how eq 'open' && $i < $grants;
 	}
 	push @tokens, $last;
 	crash($node);
@@ -165,7 +167,7 @@ for my $how ('rolled back', 'open')
 		"a grant that was $how when the server crashed never was");
 	is(value($node, "SELECT count(*) FROM dlock_history WHERE token = $last"), 0,
 		"and has no history");
-	push @tokens, value($node, "SELECT dlock_acquire('after-$how')");
+	push @tokens, value($node, "SELECT dlock_acquire('after $grants $how')");
 }
 
 ## Crashes under load

@@ -59,6 +59,7 @@ our %did;				# what the clients did,
 our %checked;			# what was looked at,
 our %errors;			# and which errors there were
 my %transaction;		# "client/x"
+my %asked_by;			# session: calls that ask for a lease
 my $dir;
 
 sub read_facts
@@ -68,6 +69,7 @@ sub read_facts
 	read_conductor();
 	read_client($_) for glob("$dir/client-*.log");
 	settle($_) for @calls;
+	push @{ $asked_by{ $_->{session} } }, $_ for grep { $_->{session} && $_->{op} =~ /^(?:acquire|await|acquire_all)$/ } @calls;
 	sort_calls();
 	read_database();
 	for my $lease (values %lease)
@@ -230,8 +232,6 @@ sub note
 # Sort what calls said by token and session, and find who was granted what.
 sub sort_calls
 {
-	my %open;		# "client/session": calls without an answer that may have acquired
-
 	for my $call (sort { $a->{ans} <=> $b->{ans} || $a->{inv} <=> $b->{inv} } @calls)
 	{
 		my ($op, $r) = @$call{qw(op r)};
@@ -323,9 +323,8 @@ sub grant
 	{
 		return breach('promise 2', "token $token is given out twice", tokens => [$token], calls => [$call]);
 	}
-	my $doubtful = ($call->{retry} || $call->{reentrant}) && grep {
-		$_->{c} == $call->{c} && $_->{fate} eq 'open' && $_->{inv} < $call->{inv} && ($_->{session} // 0) == $call->{session}
-	} @calls;
+	my $doubtful = ($call->{retry} || $call->{reentrant}) &&
+	  grep { $_->{fate} eq 'open' && $_->{inv} < $call->{inv} } @{ $asked_by{ $call->{session} } };
 	$lease{$token} = {
 		token => $token, name => $name, call => $call, start => begins($call),
 		share => $call->{share}, session => $call->{session}, ttl => $call->{ttl}, min_hold => $call->{min_hold},
@@ -576,7 +575,7 @@ sub certain_ends
 
 	if ($lease->{session})
 	{
-		$needed += grep { $_->{reentrant} && $_->{state} eq 'open' && $_->{session} == $lease->{session} } @calls;
+		$needed += grep { $_->{reentrant} && $_->{state} eq 'open' } @{ $asked_by{ $lease->{session} } };
 		push @ends, map { { by => $_->{call}{committed}, call => $_->{call}, durable => 1, why => 'its session was closed' } }
 		  grep { $_->{verdict} && $_->{call}{op} eq 'session_close' && $_->{call}{fate} eq 'commit' && $_->{call}{inv} > $lease->{start} }
 		  @{ $of_session{ $lease->{session} } // [] };
