@@ -15,7 +15,7 @@ plan skip_all => 'PostgreSQL does not run as root' if $> == 0;
 
 my $torture = "$FindBin::Bin/../torture/run";
 my $seconds = $ENV{TORTURE_SECONDS} || 60;
-my $seed = $ENV{TORTURE_SEED} // '';
+my $seed = $ENV{TORTURE_SEED} // 42;
 my @output = split /^/, `$^X "$torture" SECONDS=$seconds SEED=$seed 2>&1`;
 my $status = $?;
 

@@ -108,7 +108,7 @@ sub read_conductor
 			breach('dlock_verify', "it reports $_->[0] of lock $_->[1], token $_->[2]: $_->[3]", tokens => [ $_->[2] ])
 			  for grep { $_->[0] ne 'overlap' || !@clock_steps } @{ $line->{breaches} };
 		}
-		elsif ($op eq 'server_says') { breach('server', $line->{line}) unless $line->{line} =~ /SIGKILL|signal 9/ }
+		elsif ($op eq 'server_says') { breach('server', $line->{line}, log => $line->{before}) unless $line->{line} =~ /SIGKILL|signal 9/ }
 		elsif ($op eq 'stuck') { stuck($line) }
 		elsif ($op eq 'client_died') { breach('harness', "client $line->{client} died, see $dir/clients.err") }
 		else { push @clock_steps, $line if $op eq 'clock'; $nemeses{$op}++ }

@@ -30,8 +30,8 @@ sub program
 	if ($pid == 0)
 	{
 		open STDIN, '<', '/dev/null';
-		open STDOUT, '>>', $self->{log};
-		open STDERR, '>>', $self->{log};
+		open STDOUT, '>>', "$self->{dir}.programs";
+		open STDERR, '>>&', 'STDOUT';
 		exec "$self->{bindir}/$program", @args or POSIX::_exit(127);
 	}
 	waitpid $pid, 0;
@@ -43,7 +43,7 @@ sub init
 	my ($self, $conf) = @_;
 
 	$self->program('initdb', '-D', $self->{dir}, qw(-U postgres -A trust -E UTF8 --locale=C --no-sync))
-	  or die "initdb failed, see $self->{log}\n";
+	  or die "initdb failed, see $self->{dir}.programs\n";
 	$self->configure($conf);
 	return;
 }
@@ -82,7 +82,7 @@ sub start
 		%ENV = (%ENV, %{ $self->{env} || {} });
 		open STDIN, '<', '/dev/null';
 		open STDOUT, '>>', $self->{log};
-		open STDERR, '>>', $self->{log};
+		open STDERR, '>>&', 'STDOUT';
 		exec "$self->{bindir}/postgres", '-D', $self->{dir}, '-c', "unix_socket_directories=$self->{socket}"
 		  or POSIX::_exit(127);
 	}
