@@ -377,6 +377,8 @@ Begin(DlockTry *try, DlockRequest *request)
 	DlockRequireWritable("dlock_acquire()");
 	try->namehash = DlockHashName(request->name, request->namelen);
 	try->definitions = DlockOpenDefinitions(&try->objects);
+	try->look.max_dead = 1;
+	try->look.dead_leases = palloc_array(DlockDead, try->look.max_dead);
 	Complete(try);
 }
 

@@ -344,15 +344,20 @@ typedef struct DlockBlocker
 	bool		pending;
 } DlockBlocker;
 
-#define DLOCK_LOOK_DEAD		64
+/* A dead lease that would have to be ended first. */
+typedef struct DlockDead
+{
+	int64		token;
+	int			slot;
+} DlockDead;
 
 /* What somebody who asks for a lock finds in the map. */
 typedef struct DlockLook
 {
 	DlockObstacles alive;		/* alive, at rest, or dead under a claim */
 	DlockObstacles dead;		/* dead, and nobody holds on to them */
-	int64		dead_tokens[DLOCK_LOOK_DEAD];
-	int			dead_slots[DLOCK_LOOK_DEAD];
+	DlockDead  *dead_leases;	/* the first "max_dead" of these */
+	int			max_dead;
 	int			free_slot;
 	DlockNanos	changes_at;		/* the earliest deadline or end of a rest */
 	int			uncommitted;	/* slot of the one obstacle, when all depends

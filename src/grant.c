@@ -89,6 +89,15 @@ DlockFits(DlockTry *try)
 
 	DlockApplyDefinition(try);
 	DlockLookAt(try->db, try->request, &try->look);
+
+	/* nothing is allocated during a look: make room, and look again */
+	while (try->look.dead.count > try->look.max_dead)
+	{
+		try->look.max_dead = try->look.dead.count + 16;
+		pfree(try->look.dead_leases);
+		try->look.dead_leases = palloc_array(DlockDead, try->look.max_dead);
+		DlockLookAt(try->db, try->request, &try->look);
+	}
 	all = try->look.alive;
 	try->ahead = DlockQueueAhead(try->db, try->request, &all, &try->look.changes_at);
 	return DlockFitsBeside(try->request, &all);
@@ -128,7 +137,7 @@ AreStillDead(const DlockTry *try, int ndead)
 	{
 		DlockLease	lease;
 
-		if (!DlockLiveFind(try->db, try->look.dead_tokens[i], &lease) ||
+		if (!DlockLiveFind(try->db, try->look.dead_leases[i].token, &lease) ||
 			lease.state != DLOCK_STATE_EXPIRED || lease.ended_by_me)
 			return false;
 	}
@@ -155,20 +164,20 @@ TakeTags(DlockTry *try, int *slot, int *ndead)
 			return false;
 		}
 
-		*ndead = Min(DeadInTheWay(try), DLOCK_LOOK_DEAD);
+		*ndead = DeadInTheWay(try);
 		if (*ndead == 0)
-			try->look.dead_slots[0] = try->look.free_slot;
+			try->look.dead_leases[0].slot = try->look.free_slot;
 		wanted = Max(*ndead, 1);
-		*slot = try->look.dead_slots[0];
+		*slot = try->look.dead_leases[0].slot;
 
 		while (taken < wanted &&
-			   DlockLockSlot(try->namehash, try->look.dead_slots[taken], false, false))
+			   DlockLockSlot(try->namehash, try->look.dead_leases[taken].slot, false, false))
 			taken++;
 		if (taken == wanted && AreStillDead(try, *ndead))
 			return true;
 
 		while (taken > 0)
-			DlockUnlockSlot(try->namehash, try->look.dead_slots[--taken], false);
+			DlockUnlockSlot(try->namehash, try->look.dead_leases[--taken].slot, false);
 		DlockUnlockName(try->namehash);
 
 		/* no claim, so this passes at once; not in vain is it called busy */
@@ -290,29 +299,21 @@ DlockGrant(DlockTry *try)
 
 	DlockRaiseTokens(try->db, &try->objects);
 	rel = DlockOpenTable(try->objects.lease, RowExclusiveLock, Natts_lease);
-	for (;;)
+	if (!TakeTags(try, &slot, &ndead))
 	{
-		if (!TakeTags(try, &slot, &ndead))
-		{
-			table_close(rel, RowExclusiveLock);
-			return 0;
-		}
-		DlockRequireFreshSnapshot(try, rel);
+		table_close(rel, RowExclusiveLock);
+		return 0;
+	}
+	DlockRequireFreshSnapshot(try, rel);
 
-		row.tuple = NULL;
-		for (int i = ndead - 1; i >= 0; i--)
-		{
-			TakeOver(try, rel, try->look.dead_tokens[i], try->look.dead_slots[i], &row);
-			if (i > 0)
-				DlockStoreRow(rel, &row);
-		}
-		if (ndead < DLOCK_LOOK_DEAD)
-			break;
-
-		/* there may be more of them */
-		DlockStoreRow(rel, &row);
-		CommandCounterIncrement();
-		DlockUnlockName(try->namehash);
+	/* from here on it is granted: the first one's row becomes the new lease's */
+	row.tuple = NULL;
+	for (int i = ndead - 1; i >= 0; i--)
+	{
+		TakeOver(try, rel, try->look.dead_leases[i].token,
+				 try->look.dead_leases[i].slot, &row);
+		if (i > 0)
+			DlockStoreRow(rel, &row);
 	}
 	if (ndead == 0 &&
 		DlockFetchRow(rel, request->name, request->namelen, slot, &row) &&

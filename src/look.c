@@ -142,10 +142,10 @@ DlockLookAt(DlockDatabase *db, const DlockRequest *request, DlockLook *look)
 		}
 		else if (dead)
 		{
-			if (look->dead.count < DLOCK_LOOK_DEAD)
+			if (look->dead.count < look->max_dead)
 			{
-				look->dead_tokens[look->dead.count] = live->key.id;
-				look->dead_slots[look->dead.count] = live->slot;
+				look->dead_leases[look->dead.count].token = live->key.id;
+				look->dead_leases[look->dead.count].slot = live->slot;
 			}
 			AddObstacle(&look->dead, live, request);
 		}

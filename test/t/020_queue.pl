@@ -6,7 +6,8 @@
 # runs out; Q4 wait and ttl; S1 the holder is killed: the next in line has the
 # lock right after the TTL; S3 whoever is first in line and leaves, in whatever
 # way, lets the next one in at once; a waiter that does not claim its turn loses
-# it, and not its place; a stop of the server.  All without the worker.
+# it, and not its place; a ring of waits; a stop of the server.  All without the
+# worker.
 
 use strict;
 use warnings;
@@ -42,8 +43,10 @@ SQL
 	return;
 }
 
-# A client that waits for a lock; %args are more arguments of dlock_acquire().
-# It is at the end of the line when this returns.
+# A client that waits for a lock, at the end of the line when this returns.
+#
+#	first	what it runs before
+#	args	more arguments of dlock_acquire()
 sub queue_up
 {
 	my ($name, %opt) = @_;

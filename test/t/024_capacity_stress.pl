@@ -1,10 +1,11 @@
 # Readers, writers and permits under many clients.
 #
 # P0 100 clients try for 100 permits at the same moment, in open transactions: 100
-# tokens, and no false busy; also when 100 dead leases are in the way.  Then many
-# random clients, who release, forget, roll back, come too late, lose patience and
-# are killed: never a conflicting pair, never one more than the capacity (P1), by
-# what the clients see under their guards and by history.
+# tokens, and no false busy; also when 100 dead leases are in the way, of permits
+# or of readers.  A capacity that changes while somebody waits.  Then many random
+# clients, who release, forget, roll back, come too late, lose patience and are
+# killed: never a conflicting pair, never one more than the capacity (P1), by what
+# the clients see under their guards and by history.
 
 use strict;
 use warnings;
@@ -36,10 +37,12 @@ sub sound
 	my $gate = start_psql($node);
 	my $worker = pause_worker($node);
 
-	for my $round ('fresh', 'free', 'dead', 'held by one session', 'defined')
+	for my $round (
+		'fresh', 'free', 'dead', 'held by one session',
+		'defined', 'dead, for 30')
 	{
 		my $args = $round eq 'defined' ? '' : ', capacity => 100';
-		my $begin = $round eq 'free' ? '' : 'BEGIN; ';
+		my $begin = $round =~ /free|30/ ? '' : 'BEGIN; ';
 
 		# Leases that nobody has ended, in as many slots.
 		if ($round =~ /dead/)
@@ -51,6 +54,9 @@ sub sound
 		value($node, "SELECT dlock_define('p0', capacity => 100)") if $round eq 'defined';
 		my $session = value($node, "SELECT dlock_session_open(ttl => '1 h')");
 		$args .= ", session => $session" if $round =~ /session/;
+		# More dead leases than that have to be ended first, and they are in the way
+		# until that is committed.
+		$args = ", capacity => 30, wait => '3 s'" if $round =~ /30/;
 
 		$gate->ask('SELECT pg_advisory_lock(1)');
 		$_->send($begin . <<SQL) for @psql;
@@ -65,9 +71,10 @@ SQL
 		is(join('', map { $_->errors =~ /ERROR|WARNING/ ? $_->errors : '' } @psql), '', "P0, $round: no error");
 
 		my %tokens = map { $_ => 1 } grep { /^[1-9]\d*$/ } @answers;
-		is(scalar(keys %tokens), 100, "P0, $round: a token for everybody who fits");
-		is(scalar(grep { $_ eq '0' } @answers), 0, "P0, $round: busy for the rest alone");
-		is(value($node, "SELECT coalesce(dlock_acquire('p0', capacity => 100), 0)"), 0, "P0, $round: and for who comes now");
+		is(scalar(keys %tokens), $round =~ /30/ ? 30 : 100, "P0, $round: a token for everybody who fits");
+		is(scalar(grep { $_ eq '0' } @answers), $round =~ /30/ ? 70 : 0, "P0, $round: busy for the rest alone");
+		is(value($node, "SELECT coalesce(dlock_acquire('p0', capacity => 100), 0)"), 0, "P0, $round: and for who comes now")
+		  if $round !~ /30/;
 		if ($begin)
 		{
 			is(value($node, "SELECT string_agg(DISTINCT state, ',') FROM dlock_holders('p0') WHERE state <> 'expired'"), 'pending',
@@ -82,34 +89,38 @@ SQL
 			"P0, $round: all are released");
 		value($node, "SELECT dlock_undefine('p0')") if $round eq 'defined';
 	}
+	# Many dead readers, whom all have to end before they can write; the TTL is so
+	# short that each of them comes to it.
+	for my $round (1 .. 3)
+	{
+		my $readers = value($node, "SELECT count(dlock_acquire('dead readers', share => 'read', ttl => '10 ms')) FROM generate_series(1, 100)");
+		is($readers, 100, 'dead readers: 100');
+		usleep(20_000);
+		$gate->ask('SELECT pg_advisory_lock(1)');
+		$_->send(<<'SQL') for @psql;
+SELECT pg_advisory_lock_shared(1), pg_advisory_unlock_shared(1) \g /dev/null
+SELECT dlock_acquire('dead readers', ttl => '10 ms', wait => '20 s') IS NOT NULL
+SQL
+		$node->poll_query_until('postgres',
+			"SELECT count(*) = 100 FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 AND NOT granted")
+		  or die 'they do not come to the gate';
+		my $since = clock();
+		$gate->ask('SELECT pg_advisory_unlock(1)');
+		is(join('', map { $_->wait_answer } @psql), 't' x 100, 'dead readers: 100 writers come to it');
+		my $took = clock() - $since;
+		cmp_ok($took, '<', 15, 'dead readers: one after the other');
+		note(sprintf 'dead readers: %.1f s', $took);
+		is(value($node, <<SQL), '0|0', 'dead readers: each recorded once, and no writer beside another');
+SELECT count(*) FILTER (WHERE n > 1), (SELECT count(*) FROM (SELECT acquired_at, lag(acquired_at) OVER (ORDER BY token) AS last
+		FROM dlock_history WHERE name = 'dead readers' AND share IS NULL) y WHERE acquired_at < last + '10 ms')
+FROM (SELECT token, count(*) AS n FROM dlock_history WHERE name = 'dead readers' GROUP BY token) x
+SQL
+	}
 	$_->close for @psql, $gate;
 	continue_worker($worker);
 	until_true('P0: what was dead is recorded', sub { value($node, "SELECT count(*) FROM dlock_leases WHERE name = 'p0'") == 0 }, 60);
 	is(value($node, 'SELECT count(*) FROM (SELECT token FROM dlock_history GROUP BY token HAVING count(*) > 1) x'), 0,
 		'P0: each once');
-}
-
-## A takeover that has not committed
-
-# A crash would bring the dead lease back to life, for its row is still held: so
-# nobody may be granted anything beside it before its end is durable.  (The
-# torture found two holders after a crash.)
-{
-	my $worker = pause_worker($node);
-	my $one = start_psql($node);
-
-	value($node, "SELECT dlock_acquire('takeover', ttl => '10 ms')");
-	usleep(20_000);
-	$one->ask('BEGIN');
-	is($one->ask("SELECT dlock_acquire('takeover', share => 'read') IS NOT NULL"), 't', 'a reader takes a dead lease over');
-	is(value($node, "SELECT dlock_acquire('takeover', share => 'read') IS NULL"), 't', 'no other reader comes in before that has committed');
-	$one->ask('ROLLBACK');
-	is(value($node, "SELECT dlock_acquire('takeover', share => 'read') IS NOT NULL"), 't', 'it does when that was rolled back');
-	is(value($node, "SELECT outcome FROM dlock_history WHERE name = 'takeover'"), 'taken over', 'having ended the dead one itself');
-	is(value($node, "SELECT dlock_acquire('takeover', share => 'read') IS NOT NULL"), 't', 'and from then on they all do');
-	$one->close;
-	continue_worker($worker);
-	value($node, "SELECT count(dlock_release(token)) FROM dlock_leases WHERE name = 'takeover'");
 }
 
 ## A capacity that changes while somebody waits

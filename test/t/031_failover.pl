@@ -222,7 +222,7 @@ sub fail_over
 
 		append_to_file($script, "\\set k 0\n" . <<SQL x 2000);
 SELECT '$what $i ' || :k AS name, :k + 1 AS k, :k % 3 = 0 AS ends \\gset
-@{[sprintf $careless[$i], $acquire]}
+@{[$careless[$i] =~ s/%s/$acquire/r]}
 \\echo granted :token
 \\if :ends
 	SELECT dlock_release(:token, 'done') AS released \\gset
@@ -245,9 +245,8 @@ SQL
 	# The standby is cut off.  A plain write of who asks for no more is answered,
 	# and lost; a grant or an end is not answered.
 	my $walsender = cut($primary);
-	$primary->poll_query_until('postgres', "SELECT count(*) = @{[scalar @careless]} FROM pg_stat_activity WHERE wait_event = 'SyncRep'")
-	  or diag("$what: some client does not wait for the standby: "
-		  . value($primary, "SELECT string_agg(pid || ' ' || coalesce(wait_event, 'runs') || ' ' || query, E'\\n') FROM pg_stat_activity"));
+	my $waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
+	until_true("$what: each client waits for the standby", sub { value($primary, $waiting) == @careless }, 30);
 	value($primary, 'SET synchronous_commit = local; INSERT INTO control VALUES (1)');
 	usleep(200_000);
 	kill_primary($primary, $walsender);

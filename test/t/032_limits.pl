@@ -30,12 +30,12 @@ SQL
 ## The lock table
 
 {
-	# About 1,000 locks; and no more entries of the map than twice that, so that
-	# some that stayed would be noticed.
+	# Some hundred locks; and no more entries of the map than a few failures would
+	# leave in it.
 	my $max = 2000;
 	my $node = new_node('locks', conf => <<CONF);
 max_connections = 20
-max_locks_per_transaction = 20
+max_locks_per_transaction = 10
 dlock.max_leases = $max
 CONF
 	my $hint = '.*max_locks_per_transaction';
@@ -95,7 +95,7 @@ CONF
 		is($psql->ask("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"), 0, 'free again: no lock is left');
 		for my $pattern ('guarded', 'many', 'first')
 		{
-			1 while $psql->ask("SELECT count(dlock_release(token)) FROM (SELECT token FROM dlock_leases WHERE name LIKE '$pattern%' LIMIT 200) x") > 0;
+			1 while $psql->ask("SELECT count(dlock_release(token)) FROM (SELECT token FROM dlock_leases WHERE name LIKE '$pattern%' LIMIT 100) x") > 0;
 		}
 		$_->close for $psql, $other;
 	}
@@ -169,7 +169,7 @@ CONF
 # The area of the map is in files that may not be larger than 3 MB, so that it
 # ends after some of them.  A session is an entry of more than 1 kB, and no row.
 {
-	my $node = new_node('memory', start => 0, conf => "dynamic_shared_memory_type = mmap\nautovacuum = off",
+	my $node = new_node('memory', start => 0, conf => "dynamic_shared_memory_type = mmap\nautovacuum = off\ndlock.max_leases = 4500",
 		init => { extra => ['--wal-segsize=1'] });
 	my $owner = "repeat('x', 1000)";
 
@@ -205,6 +205,20 @@ SQL
 		  || diag($psql->ask("SELECT current_setting('test.message', true)"));
 		$psql->fails("SELECT dlock_session_open($owner, ttl => '1 h')", '53200', undef, "memory, round $round: again");
 		$psql->fails("SELECT count(dlock_session_open($owner)) FROM generate_series(1, 100)", '53200', undef, "memory, round $round: and again");
+		# Often: what fails costs no place.
+		$psql->ask(<<SQL);
+DO \$\$
+BEGIN
+	FOR n IN 1..1000 LOOP
+		BEGIN
+			PERFORM dlock_session_open($owner, ttl => '1 h');
+		EXCEPTION WHEN out_of_memory THEN
+			NULL;
+		END;
+	END LOOP;
+END
+\$\$
+SQL
 		is($psql->ask(<<SQL), 't|t|{}|t|t', "memory, round $round: what is there works");
 SELECT dlock_heartbeat($kept), dlock_guard($kept) = $kept, dlock_session_heartbeat($keep), dlock_held($leased), dlock_acquire('kept') IS NULL
 SQL
@@ -222,6 +236,23 @@ SQL
 		cmp_ok($rooms[-1], '>', 1000, "memory, round $round: there was room for $rooms[-1] sessions");
 	}
 	cmp_ok($rooms[2], '>', 0.8 * $rooms[0], 'memory: what is freed is used again');
+	# Small ones meet dlock.max_leases first, which what failed has not used up.
+	$psql->ask(<<SQL);
+DO \$\$
+DECLARE
+	n int := 0;
+BEGIN
+	LOOP
+		PERFORM dlock_session_open('x', ttl => '1 h');
+		n := n + 1;
+	END LOOP;
+EXCEPTION WHEN out_of_memory THEN
+	PERFORM set_config('test.n', n::text, false), set_config('test.message', SQLERRM, false);
+END
+\$\$
+SQL
+	is($psql->ask("SELECT current_setting('test.n')::int > 4400, current_setting('test.message')"), 't|too many leases are held',
+		'memory: nor do failures use up dlock.max_leases');
 	is($psql->ask("SELECT dlock_release($kept), dlock_session_close($keep)"), 't|1', 'memory: and all can end');
 	ok(!log_lines($node, 0, qr/PANIC|TRAP|terminated by signal|server process .* was terminated/), 'memory: the server goes on');
 	$psql->close;

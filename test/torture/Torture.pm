@@ -15,7 +15,7 @@ use JSON::PP ();
 use Time::HiRes qw(clock_gettime CLOCK_MONOTONIC);
 
 our @EXPORT = qw(
-  clock nap open_log say_log read_log from_json
+  clock nap open_log say_log read_log
   chance pick between span weighted
   @NAMES %DEFINED is_strict interval
 );
@@ -77,11 +77,6 @@ sub read_log
 	my @lines = map { $json->decode($_) } grep { /\n\z/ } <$log>;
 	close $log;
 	return @lines;
-}
-
-sub from_json
-{
-	return $json->decode($_[0]);
 }
 
 # Dice ---------------------------------------------------------------------
