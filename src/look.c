@@ -219,9 +219,22 @@ DlockLookCountRefusal(DlockDatabase *db, const DlockRequest *request)
 	DlockMapRelease();
 }
 
+/* Is a transaction ending this, or its session? */
+static bool
+IsBeingEnded(DlockLive *live)
+{
+	DlockLive  *session = DlockMapAt(live->session);
+
+	return pg_atomic_read_u32(&live->ender) != 0 ||
+		(session != NULL && pg_atomic_read_u32(&session->ender) != 0);
+}
+
 /*
  * How many leases are alive beside this one that were granted before it, and
  * are not in its share group?
+ *
+ * One that a transaction is ending is not counted: the same transaction may
+ * have taken another lease in its place, and only that one is in the way.
  */
 int
 DlockLookBeside(DlockDatabase *db, const DlockLease *lease)
@@ -242,7 +255,7 @@ DlockLookBeside(DlockDatabase *db, const DlockLease *lease)
 	{
 		if (live->key.id < lease->token &&
 			HasName(live, lease->name, strlen(lease->name)) &&
-			DlockWordIsAlive(DlockLiveWord(live, now)) &&
+			!IsBeingEnded(live) && DlockWordIsAlive(DlockLiveWord(live, now)) &&
 			!(live->sharelen > 0 && live->sharelen == me->sharelen &&
 			  memcmp(live->name + live->namelen, me->name + me->namelen, live->sharelen) == 0))
 			n++;
