@@ -450,6 +450,7 @@ PopDue(DlockNanos now)
 	while (!pairingheap_is_empty(heap))
 	{
 		HeapNode   *node = pairingheap_container(HeapNode, node, pairingheap_first(heap));
+		Visit	   *visit;
 		DlockNanos	at;
 
 		if (node->due.at > now)
@@ -463,7 +464,10 @@ PopDue(DlockNanos now)
 				pairingheap_add(heap, &node->node);
 				continue;
 			}
-			VisitOf(node->due.key.dboid)->due = true;
+			visit = VisitOf(node->due.key.dboid);
+			visit->due = true;
+			if (!visit->listed)
+				next_list = 0;	/* it was made since the last list */
 		}
 		pfree(node);
 		heap_size--;
