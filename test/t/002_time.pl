@@ -10,11 +10,11 @@ use strict;
 use warnings;
 
 use Dlock;
-use File::Spec;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
 use Time::HiRes qw(usleep);
+use WallClock;
 
 my $node = new_node('time');
 
@@ -191,23 +191,10 @@ $node->stop;
 
 ## T3: the wall clock is set
 
-SKIP:
 {
-	my ($faketime) = grep { -e $_ } glob('/usr/lib/*/faketime/libfaketime.so.1');
-
-	skip 'libfaketime is not installed', 1 unless $faketime;
-	my $file = File::Spec->rel2abs("$PostgreSQL::Test::Utils::tmp_check/wallclock_offset");
-	my $set = sub {
-		append_to_file("$file.new", "$_[0]\n");
-		rename "$file.new", $file or die;
-	};
+	my $clock = WallClock->new(PostgreSQL::Test::Utils::tempdir());
 	my $start = sub {
-		local %ENV = (
-			%ENV,
-			LD_PRELOAD => $faketime,
-			FAKETIME_TIMESTAMP_FILE => $file,
-			FAKETIME_NO_CACHE => 1,
-			FAKETIME_DONT_FAKE_MONOTONIC => 1);
+		local %ENV = (%ENV, $clock->env);
 		$_[0]->start;
 	};
 	my $hours = sub {
@@ -215,21 +202,19 @@ SKIP:
 	};
 	my $fake = new_node('wallclock', start => 0, conf => 'autovacuum = off');
 
-	$set->('+0');
 	$start->($fake);
 	$fake->safe_psql('postgres', 'CREATE EXTENSION dlock');
 
 	my $highest = 0;
 	for my $hour (1, -1)
 	{
-		my $sign = $hour > 0 ? '+' : '';
 		my $before = clock();
 		my $long = value($fake, "SELECT dlock_acquire('long $hour', ttl => '10 min')");
 		my $short = value($fake, "SELECT dlock_acquire('short $hour', ttl => '3 s')");
 		my $rest = value($fake, "SELECT dlock_acquire('rest $hour', min_hold => '10 min')");
 		is(value($fake, "SELECT dlock_release($rest)"), 't', "$hour h: one lock rests");
 
-		$set->($sign . $hour * 3600);
+		$clock->set($hour * 3600);
 		is($hours->($fake), $hour, "$hour h: the server's clock is set");
 
 		is(value($fake, "SELECT dlock_acquire('long $hour') IS NULL, dlock_remaining($long) BETWEEN '8 min' AND '10 min', dlock_heartbeat($long)"),
@@ -247,7 +232,7 @@ SKIP:
 
 		# The clock is set while the server is down: the lease has its grace.
 		$fake->stop('fast');
-		$set->($sign . 2 * $hour * 3600);
+		$clock->set(2 * $hour * 3600);
 		$start->($fake);
 		is($hours->($fake), 2 * $hour, "$hour h: the clock is set during a restart");
 		is(value($fake, "SELECT dlock_remaining($long) <= '10 min', dlock_heartbeat($long)"), 't|t',
@@ -255,16 +240,16 @@ SKIP:
 		$token = value($fake, "SELECT dlock_acquire('restart $hour')");
 		cmp_ok($token, '>', $highest, "$hour h: tokens rise over it");
 		$highest = $token;
-		$set->('+0');
+		$clock->set(0);
 	}
 
 	# A clock that is years behind must not lower a token.
 	$fake->stop('fast');
-	$set->('-315360000');
+	$clock->set(-315360000);
 	$start->($fake);
 	cmp_ok(value($fake, "SELECT dlock_acquire('years')"), '>', $highest,
 		'a clock that is ten years behind lowers no token');
-	$set->('+0');
+	$clock->set(0);
 	$fake->stop('immediate');
 }
 

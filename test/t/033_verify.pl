@@ -8,10 +8,10 @@ use strict;
 use warnings;
 
 use Dlock;
-use File::Spec;
 use PostgreSQL::Test::Cluster;
 use PostgreSQL::Test::Utils;
 use Test::More;
+use WallClock;
 
 ## Under load
 
@@ -189,37 +189,22 @@ $node->stop;
 
 ## The wall clock
 
-SKIP:
 {
-	my ($faketime) = grep { -e $_ } glob('/usr/lib/*/faketime/libfaketime.so.1');
-
-	skip 'libfaketime is not installed', 1 unless $faketime;
-
+	my $clock = WallClock->new(PostgreSQL::Test::Utils::tempdir());
 	my $fake = new_node('wallclock', start => 0, conf => 'autovacuum = off');
-	my $file = File::Spec->rel2abs(PostgreSQL::Test::Utils::tempdir() . '/wallclock');
-	my $set = sub {
-		append_to_file("$file.new", "$_[0]\n");
-		rename "$file.new", $file or die;
-	};
 
-	$set->('+0');
 	{
-		local %ENV = (
-			%ENV,
-			LD_PRELOAD => $faketime,
-			FAKETIME_TIMESTAMP_FILE => $file,
-			FAKETIME_NO_CACHE => 1,
-			FAKETIME_DONT_FAKE_MONOTONIC => 1);
+		local %ENV = (%ENV, $clock->env);
 		$fake->start;
 	}
 	value($fake, 'CREATE EXTENSION dlock');
-	for my $step ('+3600', '-3600', '+0')
+	for my $step (3600, -3600, 0)
 	{
 		my $short = value($fake, "SELECT dlock_acquire('short', ttl => '1 s')");
 		my $long = value($fake, "SELECT dlock_acquire('long', ttl => '1 h')");
 
 		value($fake, "SELECT dlock_release(dlock_acquire('cycle'), 'before')");
-		$set->($step);
+		$clock->set($step);
 		value($fake, "SELECT dlock_release(dlock_acquire('cycle'), 'after')");
 		is(value($fake, "SELECT dlock_release($long, 'done')"), 't', "the clock is set to $step s: a lease is held over it");
 		value($fake, "SELECT dlock_release(dlock_acquire('long'))");
