@@ -23,33 +23,105 @@
 /* More leases than this in the way of one waiter are not looked at. */
 #define MAX_BLOCKERS	256
 
-/* A waiter, and the leases that it waits for. */
+/* A waiter, and the leases that it waits for; nothing before it is reached. */
 typedef struct WaitNode
 {
-	DlockBlocker *blockers;
+	DlockBlocker *blockers;		/* NULL until then */
 	int			nblockers;
 	int			needed;			/* how many of them have to end */
 	bool		stuck;
 	bool		visited;
 } WaitNode;
 
+/* By this id a lease tells whose it is: a session's, or minus a pid. */
+typedef struct Owner
+{
+	int64		id;
+	int			waiter;
+} Owner;
+
 typedef struct Search
 {
 	DlockDatabase *db;
 	DlockWaiter *waiters;		/* by ticket */
-	WaitNode	   *nodes;
+	WaitNode   *nodes;
 	int			n;
+	Owner	   *owners;			/* by id */
+	int			nowners;
+	int		   *reached;		/* waiters that the first one may wait for */
+	int			nreached;
 	int		   *path;			/* waiters from the first on */
 	int			depth;
 } Search;
 
-/* Is it this waiter that has the lease? */
-static bool
-HasLease(const DlockWaiter *waiter, const DlockBlocker *blocker)
+static int
+CompareOwners(const void *a, const void *b)
 {
-	return (blocker->session != 0 && blocker->session == waiter->session) ||
-		(blocker->pending && blocker->pid == waiter->pid) ||
-		(blocker->ender != 0 && blocker->ender == waiter->pid);
+	int64		one = ((const Owner *) a)->id;
+	int64		other = ((const Owner *) b)->id;
+
+	return (one > other) - (one < other);
+}
+
+/* Make the list of owners. */
+static void
+FillOwners(Search *search)
+{
+	search->owners = palloc_array(Owner, 2 * search->n + 1);
+	search->nowners = 0;
+	for (int i = 0; i < search->n; i++)
+	{
+		if (search->waiters[i].session != 0)
+			search->owners[search->nowners++] = (Owner) {search->waiters[i].session, i};
+		search->owners[search->nowners++] = (Owner) {-search->waiters[i].pid, i};
+	}
+	qsort(search->owners, search->nowners, sizeof(Owner), CompareOwners);
+}
+
+/* The first owner with this id or a greater one. */
+static int
+FirstOwner(const Search *search, int64 id)
+{
+	int			low = 0;
+	int			high = search->nowners;
+
+	while (low < high)
+	{
+		int			middle = (low + high) / 2;
+
+		if (search->owners[middle].id < id)
+			low = middle + 1;
+		else
+			high = middle;
+	}
+	return low;
+}
+
+/*
+ * Is this so of any waiter that has the lease: in its session, or in a
+ * transaction that takes or ends it?
+ */
+static bool
+AnyOwner(Search *search, const DlockBlocker *blocker, bool (*test) (Search *, int))
+{
+	int64		ids[] = {
+		blocker->session,
+		blocker->pending ? -blocker->pid : 0,
+		-blocker->ender
+	};
+
+	for (int i = 0; i < lengthof(ids); i++)
+	{
+		if (ids[i] == 0)
+			continue;
+		for (int o = FirstOwner(search, ids[i]);
+			 o < search->nowners && search->owners[o].id == ids[i]; o++)
+		{
+			if (test(search, search->owners[o].waiter))
+				return true;
+		}
+	}
+	return false;
 }
 
 /* Is an earlier waiter in the way of this one? */
@@ -75,7 +147,7 @@ IsBehindAnother(Search *search, int me)
 static void
 FillNode(Search *search, int i)
 {
-	WaitNode	   *node = &search->nodes[i];
+	WaitNode   *node = &search->nodes[i];
 	const DlockWaiter *waiter = &search->waiters[i];
 	bool		behind = IsBehindAnother(search, i);
 	bool		all = behind || waiter->share[0] != '\0';
@@ -94,24 +166,45 @@ FillNode(Search *search, int i)
 	}
 	node->needed = all ? node->nblockers : Max(node->nblockers - capacity + 1, 1);
 	node->stuck = node->nblockers > 0;
-	node->visited = false;
 }
 
-/* Has any waiter that is stuck this lease, so that it will not end? */
+/* Reach a waiter, if that is new.  Always false: go on with the others. */
 static bool
-IsKept(Search *search, const DlockBlocker *blocker)
+Reach(Search *search, int i)
 {
-	for (int i = 0; i < search->n; i++)
+	if (search->nodes[i].blockers == NULL)
 	{
-		if (search->nodes[i].stuck && HasLease(&search->waiters[i], blocker))
-			return true;
+		FillNode(search, i);
+		search->reached[search->nreached++] = i;
 	}
 	return false;
 }
 
+/* Reach all that the waiter may wait for, and what they may wait for. */
+static void
+ReachAll(Search *search, int from)
+{
+	(void) Reach(search, from);
+	for (int i = 0; i < search->nreached; i++)
+	{
+		WaitNode   *node = &search->nodes[search->reached[i]];
+
+		CHECK_FOR_INTERRUPTS();
+		for (int j = 0; j < node->nblockers; j++)
+			(void) AnyOwner(search, &node->blockers[j], Reach);
+	}
+}
+
+static bool
+IsStuck(Search *search, int i)
+{
+	return search->nodes[i].stuck;
+}
+
 /*
  * Tell those who are stuck from those for whom enough leases can end: whose
- * holder does not wait, or is not stuck itself.
+ * holder does not wait, or is not stuck itself.  The last ones first, as the
+ * others wait for these.
  */
 static void
 FreeUnstuck(Search *search)
@@ -120,17 +213,17 @@ FreeUnstuck(Search *search)
 
 	while (changed)
 	{
-		CHECK_FOR_INTERRUPTS();
 		changed = false;
-		for (int i = 0; i < search->n; i++)
+		for (int i = search->nreached - 1; i >= 0; i--)
 		{
-			WaitNode	   *node = &search->nodes[i];
+			WaitNode   *node = &search->nodes[search->reached[i]];
 			int			can_end = 0;
 
+			CHECK_FOR_INTERRUPTS();
 			if (!node->stuck)
 				continue;
 			for (int j = 0; j < node->nblockers && can_end < node->needed; j++)
-				can_end += !IsKept(search, &node->blockers[j]);
+				can_end += !AnyOwner(search, &node->blockers[j], IsStuck);
 			if (can_end >= node->needed)
 			{
 				node->stuck = false;
@@ -144,22 +237,20 @@ FreeUnstuck(Search *search)
 static bool
 LeadsBack(Search *search, int from)
 {
-	WaitNode	   *node = &search->nodes[from];
+	WaitNode   *node = &search->nodes[from];
+
+	if (!node->stuck)
+		return false;
+	if (node->visited)
+		return from == search->path[0];
 
 	check_stack_depth();
 	node->visited = true;
 	search->path[search->depth++] = from;
 	for (int i = 0; i < node->nblockers; i++)
 	{
-		for (int j = 0; j < search->n; j++)
-		{
-			if (!search->nodes[j].stuck ||
-				!HasLease(&search->waiters[j], &node->blockers[i]))
-				continue;
-			if (j == search->path[0] ||
-				(!search->nodes[j].visited && LeadsBack(search, j)))
-				return true;
-		}
+		if (AnyOwner(search, &node->blockers[i], LeadsBack))
+			return true;
 	}
 	search->depth--;
 	return false;
@@ -176,7 +267,7 @@ void
 DlockCheckDeadlock(DlockDatabase *db, int64 session)
 {
 	Search		search;
-	int			me = -1;
+	int			me = 0;
 	StringInfoData detail;
 
 	if (session == 0 && !DlockPendingAny())
@@ -184,18 +275,19 @@ DlockCheckDeadlock(DlockDatabase *db, int64 session)
 
 	search.db = db;
 	search.waiters = DlockQueueCopy(db, &search.n);
-	search.nodes = palloc_array(WaitNode, search.n + 1);
-	search.path = palloc_array(int, search.n + 1);
-	search.depth = 0;
+	while (me < search.n && search.waiters[me].pid != MyProcPid)
+		me++;
+	if (me == search.n)
+		return;
 
-	for (int i = 0; i < search.n; i++)
-	{
-		FillNode(&search, i);
-		if (search.waiters[i].pid == MyProcPid)
-			me = i;
-	}
+	search.nodes = palloc0_array(WaitNode, search.n);
+	search.reached = palloc_array(int, search.n);
+	search.path = palloc_array(int, search.n);
+	search.nreached = search.depth = 0;
+	FillOwners(&search);
+	ReachAll(&search, me);
 	FreeUnstuck(&search);
-	if (me < 0 || !search.nodes[me].stuck || !LeadsBack(&search, me))
+	if (!LeadsBack(&search, me))
 		return;
 
 	for (int i = 0; i < search.depth; i++)
