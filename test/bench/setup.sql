@@ -37,9 +37,13 @@ BEGIN
 END
 $$;
 
--- Work under a lease: one row a client, each in a page of its own.
+-- Work under a lease: 100 rows a client, in pages of its own.  And the same in
+-- a table that is protected.
 CREATE TABLE bench.work (id int PRIMARY KEY, n int) WITH (fillfactor = 10);
 INSERT INTO bench.work SELECT id, 0 FROM generate_series(0, 3199) id;
+CREATE TABLE bench.protected (id int PRIMARY KEY, n int) WITH (fillfactor = 10);
+INSERT INTO bench.protected SELECT id, 0 FROM generate_series(0, 3199) id;
+SELECT dlock_protect('bench.protected', 'protected') AS ok \gset
 
 -- One row that everybody wants.
 CREATE TABLE bench.hot (n int) WITH (fillfactor = 10);
@@ -48,9 +52,12 @@ INSERT INTO bench.hot VALUES (0);
 -- How long leases that are left to die had, at a moment between two.
 CREATE TABLE bench.deadline (token bigint, earlier timestamptz, remaining interval, later timestamptz);
 
-VACUUM ANALYZE bench.lease, bench.work, bench.hot, dlock.lease;
+VACUUM ANALYZE bench.lease, bench.work, bench.protected, bench.hot, dlock.lease;
 
--- Leases that are held throughout: one that is refused to everybody, and 32
--- with consecutive tokens, the first of which is the result.
+-- Leases that are held throughout: one that is refused to everybody, a lock and
+-- a permit to write for each of 32 clients.  Tokens are consecutive; the result is
+-- the first.
 SELECT dlock_acquire('held', ttl => '1 day') > 0 AS held \gset
-SELECT min(dlock_acquire('mine ' || n, ttl => '1 day')) FROM generate_series(0, 31) n;
+SELECT min(CASE WHEN n < 32 THEN dlock_acquire('mine ' || n, ttl => '1 day')
+	ELSE dlock_acquire('protected', capacity => 32, ttl => '1 day') END)
+FROM generate_series(0, 63) n;

@@ -64,6 +64,8 @@ END {
 	ratios("acquire, release with result / by hand", "lease-result", "pair")
 	ratios("the same, in new connections / by hand", "new/lease-result", "new/pair")
 	ratios("guard and write / FOR SHARE and write", "guard", "share")
+	ratios("a protected row / another", "write-protected", "write")
+	ratios("100 protected rows / others", "write-100-protected", "write-100")
 
 	title("Ratio of the server's processor time, inverse", "1")
 	costs("heartbeat / SELECT 1", "heartbeat", "select")
@@ -71,6 +73,8 @@ END {
 	costs("acquire, release / by hand", "lease", "pair")
 	costs("acquire, release with result / by hand", "lease-result", "pair")
 	costs("guard and write / FOR SHARE and write", "guard", "share")
+	costs("a protected row / another", "write-protected", "write")
+	costs("100 protected rows / others", "write-100-protected", "write-100")
 
 	title("Times a second, on this machine and this day", "1 8 32")
 	rates("SELECT 1", "select")

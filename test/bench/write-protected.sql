@@ -1,0 +1,4 @@
+BEGIN;
+SELECT dlock_guard(:keeper);
+UPDATE bench.protected SET n = n + 1 WHERE id = :client_id * 100;
+COMMIT;
