@@ -256,7 +256,6 @@ Wait(DlockTry *try, bool between)
 	DlockNanos	check_at = started + check_after;
 	DlockNanos	timeout_at = PG_UINT64_MAX;
 	DlockNanos	uncommitted_since = 0;
-	DlockNanos	now = started;
 	MemoryContext context;
 	volatile int64 token = 0;
 
@@ -273,6 +272,7 @@ Wait(DlockTry *try, bool between)
 	{
 		for (;;)
 		{
+			DlockNanos	now;
 			DlockNanos	until;
 			DlockSession session;
 			bool		fits;
