@@ -29,7 +29,7 @@ sub env
 {
 	my ($self) = @_;
 
-	return (LD_PRELOAD => $self->{library}, WALLCLOCK => $self->{file});
+	return (LD_PRELOAD => join(':', grep { $_ } $ENV{LD_PRELOAD}, $self->{library}), WALLCLOCK => $self->{file});
 }
 
 # Set it this many seconds before the right time (or behind, when negative).
