@@ -63,6 +63,17 @@ CompareOwners(const void *a, const void *b)
 	return (one > other) - (one < other);
 }
 
+/* Add a waiter to the list of owners, by this id unless it is 0. */
+static void
+AddOwner(Search *search, int64 id, int waiter)
+{
+	Owner	   *owner = &search->owners[search->nowners];
+
+	owner->id = id;
+	owner->waiter = waiter;
+	search->nowners += (id != 0);
+}
+
 /* Make the list of owners. */
 static void
 FillOwners(Search *search)
@@ -71,9 +82,8 @@ FillOwners(Search *search)
 	search->nowners = 0;
 	for (int i = 0; i < search->n; i++)
 	{
-		if (search->waiters[i].session != 0)
-			search->owners[search->nowners++] = (Owner) {search->waiters[i].session, i};
-		search->owners[search->nowners++] = (Owner) {-search->waiters[i].pid, i};
+		AddOwner(search, search->waiters[i].session, i);
+		AddOwner(search, -search->waiters[i].pid, i);
 	}
 	qsort(search->owners, search->nowners, sizeof(Owner), CompareOwners);
 }

@@ -77,11 +77,11 @@
 #include "utils/dsa.h"
 #include "utils/relcache.h"
 
-#define DLOCK_MAX_NAME		255		/* bytes */
+#define DLOCK_MAX_NAME		255 /* bytes */
 #define DLOCK_MAX_TEXT		1024	/* bytes: owner, why, result */
-#define DLOCK_MAX_SHARE		63		/* bytes */
+#define DLOCK_MAX_SHARE		63	/* bytes */
 #define DLOCK_MIN_TTL		INT64CONST(10000)	/* µs */
-#define DLOCK_MAX_WAIT		(INT64CONST(2000000000) * 1000)	/* µs, about 23 days */
+#define DLOCK_MAX_WAIT		(INT64CONST(2000000000) * 1000) /* µs, about 23 days */
 #define DLOCK_MAX_CAPACITY	1000000
 
 #define ERRCODE_DLOCK_LEASE_LOST	MAKE_SQLSTATE('L','K','0','0','1')
@@ -183,8 +183,8 @@ typedef struct DlockLive
 	pg_atomic_uint32 ender;		/* pid of the transaction that is ending it */
 	pg_atomic_uint32 by_worker; /* is that one a reaper? */
 	pg_atomic_uint32 rest_kind; /* a DlockState, while it rests */
-	pg_atomic_uint32 lost;		/* a lease: 1 when its session is to be told; a
-								 * session: how many of its leases are */
+	pg_atomic_uint32 lost;		/* a lease: 1 when its session is to be told;
+								 * a session: how many of its leases are */
 	pg_atomic_uint32 outcome;	/* a session: how its leases end with it */
 	DlockNanos	min_hold;		/* from the commit of the grant */
 	DlockNanos	takeover_delay; /* from its death */
@@ -202,7 +202,7 @@ typedef struct DlockLive
 #define DLOCK_WORD_ENDED		UINT64CONST(1)
 #define DLOCK_WORD_PENDING		UINT64CONST(2)
 #define DLOCK_WORD_SESSION		UINT64CONST(3)	/* as its session is */
-#define DLOCK_WORD_CONNECTED	UINT64CONST(4)	/* a session, by its connection */
+#define DLOCK_WORD_CONNECTED	UINT64CONST(4)	/* as its connection is */
 #define DLOCK_WORD_REVOKING		(UINT64CONST(1) << 63)	/* beside a deadline */
 
 /* Alive: pending, or with a deadline that was not seen to pass. */
@@ -645,7 +645,7 @@ extern void DlockLiveUnguard(DlockLive *live);
 /* ---- look.c: what the map shows ----------------------------------------- */
 
 extern void DlockLookAt(DlockDatabase *db, const DlockRequest *request,
-						  DlockLook *look);
+						DlockLook *look);
 extern void DlockLookCountRefusal(DlockDatabase *db, const DlockRequest *request);
 extern int	DlockLookBlockers(DlockDatabase *db, const DlockRequest *request, bool all,
 							  DlockBlocker *blockers, int max);

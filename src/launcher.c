@@ -37,7 +37,7 @@
 #define LAUNCHER_TICK		(10 * DLOCK_NS_PER_MS)
 
 /* How long to leave a database alone, doubled with each time in a row. */
-#define PAUSE_BLOCKED		(100 * DLOCK_NS_PER_MS)	/* a guard, or a lock on our tables */
+#define PAUSE_BLOCKED		(100 * DLOCK_NS_PER_MS) /* by a guard or a lock */
 #define PAUSE_BLOCKED_MAX	(10000 * DLOCK_NS_PER_MS)
 #define PAUSE_FAILED		(1000 * DLOCK_NS_PER_MS)
 #define PAUSE_FAILED_MAX	(300000 * DLOCK_NS_PER_MS)

@@ -329,7 +329,7 @@ Commit(DlockPending *note)
 			if (note->outcome != DLOCK_RELEASED)
 				DlockLiveTellSession(live);
 			if (note->outcome == DLOCK_REVOKED)
-				pg_atomic_write_u64(&live->rests_until, 0);	/* no min_hold */
+				pg_atomic_write_u64(&live->rests_until, 0); /* no min_hold */
 			DlockLiveEnd(live, note->span > 0 ? DLOCK_STATE_DELAYED :
 						 DLOCK_STATE_MIN_HOLD, now + note->span);
 			pg_atomic_write_u32(&live->ender, 0);

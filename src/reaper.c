@@ -26,7 +26,7 @@
 #include "utils/syscache.h"
 #include "utils/timestamp.h"
 
-#define STAY_MAX			UINT64CONST(1000000000)	/* ns */
+#define STAY_MAX			UINT64CONST(1000000000) /* ns */
 #define HISTORY_PER_XACT	1000
 #define IDLE_PER_XACT		100 /* each takes a place in the lock table */
 

@@ -162,7 +162,7 @@ DlockCloseLease(DlockDatabase *db, const DlockObjects *objects, DlockRow *row,
 	const char *log = NULL;
 	DlockPending *note = DlockPendingReserve(db);
 	TimestampTz acquired_at = DatumGetTimestampTz(DlockRowValue(row, Anum_lease_acquired_at));
-	TimestampTz now = Max(GetCurrentTimestamp(), acquired_at);	/* whatever the clock says */
+	TimestampTz now = Max(GetCurrentTimestamp(), acquired_at);	/* never backwards */
 	TimestampTz rests_until = 0;
 	int64		delay = 0;
 	DlockLease	lease;
