@@ -285,12 +285,13 @@ COMMENT ON FUNCTION @extschema@.dlock_session_open IS
 
 CREATE FUNCTION @extschema@.dlock_session_heartbeat(
 	session pg_catalog.int8,
+	tokens pg_catalog.int8[] DEFAULT NULL,
 	OUT lost pg_catalog.int8[])
 AS 'MODULE_PATHNAME'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 COMMENT ON FUNCTION @extschema@.dlock_session_heartbeat IS
-'renew a session and its leases: the tokens lost since the last call, or NULL when the session is gone';
+'renew a session and its leases: those of the tokens that it does not have or, without tokens, what it has lost since the last call; NULL when the session is gone';
 
 CREATE FUNCTION @extschema@.dlock_session_close(session pg_catalog.int8)
 RETURNS pg_catalog.int4

@@ -171,6 +171,7 @@ CREATE ROLE regress_dlock_jobs;
 CREATE ROLE regress_dlock_job1 IN ROLE regress_dlock_jobs;
 CREATE ROLE regress_dlock_web;
 CREATE ROLE regress_dlock_watch IN ROLE pg_read_all_stats;
+SELECT pg_temp.try($$SELECT dlock_define('def role', role => 999999)$$);
 SELECT dlock_define('def role', role => 'regress_dlock_jobs');
 SELECT name, role FROM dlock_locks WHERE name = 'def role';
 

@@ -272,10 +272,23 @@ SELECT dlock_unprotect('protect_t') AS unprotected;
 SELECT pg_temp.try('INSERT INTO protect_t VALUES (99)') AS free;
 ROLLBACK;
 SELECT pg_temp.try('INSERT INTO protect_t VALUES (99)') AS rolled_back;
--- A second protection is refused, and leaves the first.
-SELECT pg_temp.try($$SELECT dlock_protect('protect_t', 'protect')$$) AS again,
-	   pg_temp.try($$SELECT dlock_protect('protect_t', 'other')$$) AS by_another_lock;
+-- A second protection by another lock is refused, and leaves the first.
+SELECT pg_temp.try($$SELECT dlock_protect('protect_t', 'other')$$) AS by_another_lock;
 SELECT pg_temp.try('INSERT INTO protect_t VALUES (99)') AS still;
+-- By the same lock, it makes whole what a restore with --disable-triggers, or
+-- somebody, has made of it.
+ALTER TABLE protect_t ENABLE TRIGGER ALL;
+DROP TRIGGER dlock_protect_truncate ON protect_t;
+SET session_replication_role = replica;
+BEGIN;
+SELECT pg_temp.try('INSERT INTO protect_t VALUES (99)') AS not_covered;
+ROLLBACK;
+RESET session_replication_role;
+SELECT dlock_protect('protect_t', 'protect');
+SET session_replication_role = replica;
+SELECT pg_temp.try('INSERT INTO protect_t VALUES (99)') AS covered, pg_temp.try('TRUNCATE protect_t') AS truncate;
+RESET session_replication_role;
+SELECT tgname, tgenabled FROM pg_trigger WHERE tgrelid = 'protect_t'::regclass ORDER BY tgname;
 SELECT dlock_unprotect('protect_t') AS unprotected, dlock_unprotect('protect_t') AS again;
 SELECT pg_temp.try('INSERT INTO protect_t VALUES (99)') AS free, pg_temp.try('TRUNCATE protect_t') AS truncate;
 SELECT count(*) AS triggers FROM pg_trigger WHERE tgrelid = 'protect_t'::regclass;
@@ -511,8 +524,38 @@ SELECT dlock_guard(:odd) = :odd AS guarded;
 SELECT pg_temp.try('INSERT INTO regress_dlock_shop."a ""Table""" VALUES (4)') AS guarded;
 COMMIT;
 SELECT dlock_release(:odd) AS released;
+SELECT dlock_unprotect('regress_dlock_shop."a ""Table"""') AS unprotected;
+-- What inherits may be another's, and its protection another one.
+GRANT ALL ON regress_dlock_shop."a ""Table""" TO regress_dlock_writer;
 RESET ROLE;
+CREATE TABLE regress_dlock_shop.child () INHERITS (regress_dlock_shop."a ""Table""");
+ALTER TABLE regress_dlock_shop.child OWNER TO regress_dlock_writer;
+SET ROLE regress_dlock_writer;
+SELECT dlock_protect('regress_dlock_shop.child', 'child');
+SET ROLE regress_dlock_member;
+SELECT dlock_unprotect('regress_dlock_shop."a ""Table"""') AS not_protected;
+SELECT dlock_protect('regress_dlock_shop."a ""Table"""', 'parent');
+SET ROLE regress_dlock_writer;
+SELECT pg_temp.try('INSERT INTO regress_dlock_shop.child VALUES (5)') AS still_protected;
+SELECT dlock_unprotect('regress_dlock_shop.child') AS unprotected;
+GRANT TRIGGER ON regress_dlock_shop.child TO regress_dlock_owner;
+SET ROLE regress_dlock_member;
+SELECT dlock_protect('regress_dlock_shop."a ""Table"""', 'parent');
+SELECT dlock_unprotect('regress_dlock_shop."a ""Table"""') AS not_its_owner;
+RESET ROLE;
+SELECT dlock_unprotect('regress_dlock_shop."a ""Table"""') AS unprotected;
+-- Triggers that only have our names.
+CREATE FUNCTION regress_dlock_shop.theirs() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
+CREATE TRIGGER dlock_protect BEFORE INSERT ON regress_dlock_shop."a ""Table""" FOR EACH ROW EXECUTE FUNCTION regress_dlock_shop.theirs('parent');
+CREATE TRIGGER dlock_protect_truncate BEFORE TRUNCATE ON regress_dlock_shop."a ""Table""" EXECUTE FUNCTION regress_dlock_shop.theirs('parent');
+SELECT dlock_unprotect('regress_dlock_shop."a ""Table"""') AS not_protected;
+SELECT pg_temp.try($$SELECT dlock_protect('regress_dlock_shop."a ""Table"""', 'parent')$$) AS protect;
+DROP TRIGGER dlock_protect ON regress_dlock_shop."a ""Table""";
+SELECT pg_temp.try($$SELECT dlock_protect('regress_dlock_shop."a ""Table"""', 'parent')$$) AS protect;
+SELECT tgname, tgfoid::regproc FROM pg_trigger WHERE tgrelid = 'regress_dlock_shop."a ""Table"""'::regclass;
+SET client_min_messages = warning;
 DROP SCHEMA regress_dlock_shop CASCADE;
+RESET client_min_messages;
 REVOKE EXECUTE ON FUNCTION dlock_protect, dlock_unprotect FROM regress_dlock_owner, regress_dlock_writer;
 DROP ROLE regress_dlock_owner, regress_dlock_member, regress_dlock_writer;
 
@@ -532,7 +575,8 @@ SELECT dlock_protect('protect_seq', 'protect');
 SELECT call, pg_temp.try('SELECT ' || call) AS sqlstate
 FROM unnest(ARRAY['dlock_protect(NULL, ''protect'')', 'dlock_protect(''protect_t'', NULL)', 'dlock_protect(''protect_t'', '''')',
 	'dlock_protect(''protect_t'', repeat(''x'', 256))', 'dlock_unprotect(NULL)',
-	'dlock_protect(''pg_class'', ''protect'')']) call;
+	'dlock_protect(''pg_class'', ''protect'')', 'dlock_protect(''dlock.lease'', ''protect'')',
+	'dlock_protect(''dlock.history'', ''protect'')', 'dlock_protect(''dlock.definition'', ''protect'')']) call;
 SELECT count(*) AS triggers FROM pg_trigger WHERE tgrelid = 'protect_t'::regclass;
 -- Tables that are not there, and a function that is for triggers.
 SELECT pg_temp.try('SELECT dlock_protect(0, ''protect'')') <> 'done' AS none, pg_temp.try('SELECT dlock_unprotect(0)') <> 'done' AS none,

@@ -158,6 +158,22 @@ SELECT dlock_acquire('sessions b', session => :session) AS b \gset
 SELECT dlock_revoke(:a, 'make room') AS a, dlock_revoke(:b, 'make room') AS b;
 SELECT ARRAY(SELECT unnest(lost) ORDER BY 1) = ARRAY[:a, :b] AS lost FROM dlock_session_heartbeat(:session);
 SELECT dlock_session_heartbeat(:session) AS lost;
+-- Who says what he believes to have is told as often as he asks, also what is of
+-- another session, or never was.
+SELECT lost = ARRAY[:b, :a] AS lost FROM dlock_session_heartbeat(:session, ARRAY[:b, :c, :a]);
+SELECT lost = ARRAY[:b, :a] AS lost FROM dlock_session_heartbeat(:session, tokens => ARRAY[:b, :c, :a]);
+SELECT dlock_session_heartbeat(:session, ARRAY[:c]) AS none, dlock_session_heartbeat(:session, '{}') AS none;
+SELECT dlock_session_open() AS other \gset
+SELECT dlock_acquire('sessions a', session => :other) AS a \gset
+SELECT lost = ARRAY[:a, :session, NULL] AS lost FROM dlock_session_heartbeat(:session, ARRAY[:a, :session, :c, NULL]);
+SELECT dlock_session_heartbeat(:other, ARRAY[:a]) AS none;
+-- What the transaction itself has released it does not have.
+BEGIN;
+SELECT dlock_release(:c) AS released;
+SELECT lost = ARRAY[:c] AS lost FROM dlock_session_heartbeat(:session, ARRAY[:c]);
+ROLLBACK;
+SELECT dlock_session_heartbeat(:session, ARRAY[:c]) AS none;
+SELECT dlock_session_close(:other) AS closed, dlock_session_heartbeat(:other, ARRAY[:a]) AS gone;
 SELECT dlock_session_close(:session) AS closed;
 
 --

@@ -355,5 +355,43 @@ ROLLBACK TO a;
 COMMIT;
 SELECT dlock_held(:token) AS held, dlock_release(:token) AS released;
 
+-- What is taken and ended by one transaction rests for it, too.
+BEGIN;
+SELECT dlock_release(dlock_acquire('tx rest', min_hold => '1 hour')) AS released;
+SELECT dlock_acquire('tx rest') IS NULL AS busy;
+SAVEPOINT a;
+SELECT dlock_release(dlock_acquire('tx rest 2', min_hold => '1 hour')) AS released;
+ROLLBACK TO a;
+SELECT dlock_release(dlock_acquire('tx rest 2')) AS free;
+COMMIT;
+SELECT dlock_acquire('tx rest') IS NULL AS busy;
+SELECT state FROM dlock_leases WHERE name LIKE 'tx rest%';
+
+-- A parallel worker's transaction is not the one that commits: not by a function
+-- with a wrong label either.
+CREATE TABLE tx_parallel AS SELECT generate_series(1, 1000) AS n;
+CREATE FUNCTION tx_guard(token bigint) RETURNS bigint LANGUAGE sql PARALLEL SAFE AS 'SELECT dlock_guard(token)';
+CREATE FUNCTION tx_release(token bigint) RETURNS boolean LANGUAGE sql PARALLEL SAFE AS 'SELECT dlock_release(token)';
+ALTER FUNCTION dlock_guard PARALLEL SAFE;
+ALTER FUNCTION dlock_release(bigint, text) PARALLEL SAFE;
+SELECT dlock_acquire('tx parallel') AS token \gset
+SET parallel_setup_cost = 0;
+SET parallel_tuple_cost = 0;
+SET min_parallel_table_scan_size = 0;
+SET max_parallel_workers_per_gather = 2;
+\set VERBOSITY sqlstate
+SELECT count(tx_guard(:token)) FROM tx_parallel;
+SELECT count(tx_release(:token)) FROM tx_parallel;
+\set VERBOSITY default
+RESET parallel_setup_cost;
+RESET parallel_tuple_cost;
+RESET min_parallel_table_scan_size;
+RESET max_parallel_workers_per_gather;
+ALTER FUNCTION dlock_guard PARALLEL UNSAFE;
+ALTER FUNCTION dlock_release(bigint, text) PARALLEL UNSAFE;
+DROP FUNCTION tx_guard, tx_release;
+DROP TABLE tx_parallel;
+SELECT dlock_release(:token) AS released;
+
 -- After all that, lease, history and memory fit together.
 SELECT * FROM dlock_verify();

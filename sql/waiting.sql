@@ -192,19 +192,38 @@ END
 $$;
 SELECT * FROM pg_temp.traces;
 
--- In a procedure it commits what went before, as it begins to wait.
+-- It ends transactions, so it wants nothing in them: not even when it need not
+-- wait, as that would be luck.
 CREATE TABLE await_test (line text);
 DO $$
 DECLARE
 	token bigint;
 BEGIN
-	INSERT INTO await_test VALUES ('before');
-	CALL dlock_await('await', wait => '10 ms', token => token);
-	RAISE NOTICE 'busy: %', token IS NULL;
-	CALL dlock_await('await', wait => '10 ms', token => token);
-	RAISE NOTICE 'busy: %', token IS NULL;
-	INSERT INTO await_test VALUES ('after');
+	INSERT INTO await_test VALUES ('lost');
 	CALL dlock_await('await free', token => token);
+END
+$$;
+SELECT set_config('test.token', :token::text, false) IS NOT NULL AS set;
+DO $$
+DECLARE
+	token bigint;
+BEGIN
+	PERFORM dlock_guard(current_setting('test.token')::bigint);
+	CALL dlock_await('await free', token => token);
+END
+$$;
+DO $$
+DECLARE
+	token bigint;
+BEGIN
+	INSERT INTO await_test VALUES ('before');
+	COMMIT;
+	CALL dlock_await('await', wait => '10 ms', token => token);
+	RAISE NOTICE 'busy: %', token IS NULL;
+	CALL dlock_await('await', wait => '10 ms', token => token);
+	RAISE NOTICE 'busy: %', token IS NULL;
+	CALL dlock_await('await free', token => token);
+	INSERT INTO await_test VALUES ('after');
 	RAISE NOTICE 'granted: %, release: %', token IS NOT NULL, dlock_release(token, 'in the same transaction');
 	ROLLBACK;
 END

@@ -7,6 +7,7 @@
  */
 #include "dlock.h"
 
+#include "access/xact.h"
 #include "catalog/pg_type.h"
 #include "commands/trigger.h"
 #include "executor/spi.h"
@@ -93,6 +94,13 @@ dlock_await(PG_FUNCTION_ARGS)
 				 errmsg("%s cannot run inside a transaction block", "dlock_await()"),
 				 errdetail("It waits between transactions."),
 				 errhint("Use dlock_acquire() to wait inside of one.")));
+	if (TransactionIdIsValid(GetTopTransactionIdIfAny()) || DlockPendingAny())
+		ereport(ERROR,
+				(errcode(ERRCODE_ACTIVE_SQL_TRANSACTION),
+				 errmsg("%s cannot run in a transaction that has changed or guarded something",
+						"dlock_await()"),
+				 errdetail("It waits between transactions, and would commit that."),
+				 errhint("COMMIT first.")));
 
 	GetRequest(fcinfo, &request);
 	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
@@ -338,22 +346,39 @@ dlock_session_open(PG_FUNCTION_ARGS)
 									 on_disconnect && on_disconnect[0] == 'r'));
 }
 
+/*
+ * Without tokens it tells what the session has lost since the last time; with
+ * tokens, which of these it does not have, whatever was told or not before.
+ */
 Datum
 dlock_session_heartbeat(PG_FUNCTION_ARGS)
 {
+	int64		id = DlockArgId(fcinfo, 0);
 	int64	   *lost;
 	int			nlost;
-	Datum	   *result;
+	int			n = 0;
+	Datum	   *tokens;
+	bool	   *nulls;
+	ArrayBuildState *result = initArrayResult(INT8OID, CurrentMemoryContext, false);
 
-	if (!DlockSessionHeartbeat(DlockArgId(fcinfo, 0), &lost, &nlost))
+	if (!DlockSessionHeartbeat(id, &lost, &nlost))
 		PG_RETURN_NULL();
-	if (nlost == 0)
-		PG_RETURN_ARRAYTYPE_P(construct_empty_array(INT8OID));
-	result = palloc_array(Datum, nlost);
-	for (int i = 0; i < nlost; i++)
-		result[i] = Int64GetDatum(lost[i]);
-	PG_RETURN_ARRAYTYPE_P(construct_array(result, nlost, INT8OID, 8, FLOAT8PASSBYVAL,
-										  TYPALIGN_DOUBLE));
+	if (PG_ARGISNULL(1))
+	{
+		for (int i = 0; i < nlost; i++)
+			accumArrayResult(result, Int64GetDatum(lost[i]), false, INT8OID,
+							 CurrentMemoryContext);
+	}
+	else
+		deconstruct_array(PG_GETARG_ARRAYTYPE_P(1), INT8OID, 8, FLOAT8PASSBYVAL,
+						  TYPALIGN_DOUBLE, &tokens, &nulls, &n);
+	for (int i = 0; i < n; i++)
+	{
+		if (nulls[i] || !DlockSessionHas(id, DatumGetInt64(tokens[i])))
+			accumArrayResult(result, tokens[i], nulls[i], INT8OID,
+							 CurrentMemoryContext);
+	}
+	PG_RETURN_DATUM(makeArrayResult(result, CurrentMemoryContext));
 }
 
 Datum

@@ -77,6 +77,10 @@ DlockArgSpan(FunctionCallInfo fcinfo, int arg, const char *argname,
 				 errdetail("A month has no fixed length.")));
 
 	result = DlockIntervalMicros(value);
+	if (result < 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("argument \"%s\" must not be negative", argname)));
 	if (result < min)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
@@ -87,9 +91,9 @@ DlockArgSpan(FunctionCallInfo fcinfo, int arg, const char *argname,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("argument \"%s\" is too long", argname),
 				 max == DLOCK_MAX_SPAN ?
-				 errdetail("It may be %d s, as \"%s\" says.",
+				 errdetail("It may be at most %d s, as \"%s\" says.",
 						   dlock_max_ttl, "dlock.max_ttl") :
-				 errdetail("It may be %d s.", (int) (max / USECS_PER_SEC))));
+				 errdetail("It may be at most %d s.", (int) (max / USECS_PER_SEC))));
 	return result;
 }
 

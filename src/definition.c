@@ -23,6 +23,7 @@
 #include "utils/builtins.h"
 #include "utils/fmgroids.h"
 #include "utils/rel.h"
+#include "utils/syscache.h"
 #include "utils/timestamp.h"
 #include "utils/tuplestore.h"
 
@@ -168,6 +169,12 @@ dlock_define(PG_FUNCTION_ARGS)
 			DlockArgSpan(fcinfo, 4, "takeover_delay", 0, DLOCK_MAX_SPAN, 0));
 	nulls[Anum_definition_role - 1] = PG_ARGISNULL(5);
 	values[Anum_definition_role - 1] = PG_ARGISNULL(5) ? (Datum) 0 : PG_GETARG_DATUM(5);
+	if (!PG_ARGISNULL(5) &&
+		!SearchSysCacheExists1(AUTHOID, values[Anum_definition_role - 1]))
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_OBJECT),
+				 errmsg("role with OID %u does not exist",
+						DatumGetObjectId(values[Anum_definition_role - 1]))));
 	values[Anum_definition_notify - 1] = BoolGetDatum(DlockArgFlag(fcinfo, 6));
 	values[Anum_definition_history - 1] =
 		BoolGetDatum(PG_ARGISNULL(7) || PG_GETARG_BOOL(7));

@@ -659,6 +659,7 @@ extern int	DlockLookBeside(DlockDatabase *db, const DlockLease *lease);
 /* ---- session.c --------------------------------------------------------- */
 
 extern int64 DlockSessionOpen(const char *owner, int64 ttl, bool connected);
+extern bool DlockSessionHas(int64 id, int64 token);
 extern bool DlockSessionHeartbeat(int64 id, int64 **lost, int *nlost);
 extern bool DlockSessionFind(DlockDatabase *db, int64 id, DlockSession *session);
 extern int	DlockSessionLeases(DlockDatabase *db, int64 id, int64 *tokens, int max,

@@ -32,13 +32,17 @@
 
 /*
  * Open one of dlock's tables, which must have "natts" columns: 55000 when
- * somebody has changed it.
+ * somebody has changed or dropped it.
  */
 Relation
 DlockOpenTable(Oid relid, LOCKMODE mode, int natts)
 {
-	Relation	rel = table_open(relid, mode);
+	Relation	rel = try_table_open(relid, mode);
 
+	if (rel == NULL)			/* while the caller waited */
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("extension \"%s\" has been dropped", "dlock")));
 	if (RelationGetDescr(rel)->natts != natts)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
@@ -64,7 +68,9 @@ DlockFetchRow(Relation rel, const char *name, int namelen, int slot,
 
 	/* the index is looked up each time: REINDEX CONCURRENTLY replaces it */
 	if (!OidIsValid(pkey))
-		elog(ERROR, "table dlock.lease has no primary key");
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("table \"%s\" has no primary key", "dlock.lease")));
 
 	ScanKeyInit(&key[0], Anum_lease_name, BTEqualStrategyNumber, F_TEXTEQ,
 				PointerGetDatum(nametext));

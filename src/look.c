@@ -53,12 +53,18 @@ Conflicts(DlockLive *live, const DlockRequest *request, DlockNanos now,
 		  uint64 *word, DlockNanos *rests_until, bool *dead)
 {
 	DlockState	kind;
+	bool		pending;
 
 	*dead = false;
 	*word = DlockLiveWord(live, now);
+	pending = (*word == DLOCK_WORD_PENDING);
 	if (DlockLiveEndedByMe(live))
 		*word = DLOCK_WORD_ENDED;
 	*rests_until = DlockWordIsAlive(*word) ? 0 : DlockLiveRestsUntil(live, *word, &kind);
+
+	/* taken and ended by this transaction, it rests from the commit on */
+	if (pending && *word == DLOCK_WORD_ENDED && live->min_hold > 0)
+		*rests_until = now + live->min_hold;
 	if (SharesWith(live, request))
 		return false;
 	if (DlockWordIsAlive(*word) || *rests_until > now)

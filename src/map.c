@@ -510,13 +510,17 @@ DlockMapPurge(DlockDatabase *db)
  * ----------
  */
 
-/* Count a new entry; 53200 when the map is full. */
+/*
+ * Count a new entry; 53200 when the map is full.  What a start found in a table
+ * has its place ("adopted"), however many there are: how else should it end?
+ */
 static void
-CountEntry(void)
+CountEntry(bool adopted)
 {
 	for (int tries = 0; tries < 2; tries++)
 	{
-		if (pg_atomic_fetch_add_u64(&DlockShared->entries, 1) < (uint64) dlock_max_leases)
+		if (pg_atomic_fetch_add_u64(&DlockShared->entries, 1) < (uint64) dlock_max_leases ||
+			adopted)
 			return;
 		pg_atomic_fetch_sub_u64(&DlockShared->entries, 1);
 		if (tries == 0)
@@ -525,7 +529,7 @@ CountEntry(void)
 	ereport(ERROR,
 			(errcode(ERRCODE_OUT_OF_MEMORY),
 			 errmsg("too many leases are held"),
-			 errdetail("The server holds as many as \"%s\" allows, %d.",
+			 errdetail("With sessions and locks at rest they are as many as \"%s\" allows, %d.",
 					   "dlock.max_leases", dlock_max_leases),
 			 errhint("You might need to increase \"%s\".", "dlock.max_leases")));
 }
@@ -606,7 +610,7 @@ DlockMapInsert(DlockDatabase *db, int64 id, const DlockRequest *request, int slo
 
 	if (id > 0)
 		FreeGarbageOf(db, DlockHashName(name, namelen));
-	CountEntry();
+	CountEntry(request->pid == 0);
 	pointer = AllocateEntry(offsetof(DlockLive, name) + namelen + sharelen);
 	live = DlockMapAt(pointer);
 	DlockMapKey(&live->key, db, id);

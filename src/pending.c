@@ -83,13 +83,21 @@ DlockPendingInit(void)
 /*
  * Allocate a note.  Until it is filled in it means nothing, so the caller may
  * still fail.
+ *
+ * 25000 in a parallel operation, where a worker's transaction is not the one
+ * that will commit: a function that is labeled as safe and is not.
  */
 DlockPending *
 DlockPendingReserve(DlockDatabase *db)
 {
-	DlockPending *note = MemoryContextAllocZero(TopTransactionContext,
-												sizeof(DlockPending));
+	DlockPending *note;
 
+	if (IsInParallelMode())
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_TRANSACTION_STATE),
+				 errmsg("cannot take, guard or end leases during a parallel operation"),
+				 errhint("A function that does so must be PARALLEL UNSAFE.")));
+	note = MemoryContextAllocZero(TopTransactionContext, sizeof(DlockPending));
 	note->db = db;
 	note->subid = GetCurrentSubTransactionId();
 	return note;

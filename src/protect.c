@@ -94,9 +94,13 @@ DlockObjectAccess(ObjectAccessType access, Oid classId, Oid objectId, int subId,
 			Trigger    *trigger = &triggers->triggers[i];
 
 			if (strcmp(trigger->tgname, ROW_TRIGGER) == 0 && trigger->tgnargs == 1 &&
-				trigger->tgenabled != TRIGGER_DISABLED &&
-				strcmp(get_func_name(trigger->tgfoid), "dlock_protected") == 0)
-				RequireGuard(rel, trigger->tgargs[0]);
+				trigger->tgenabled != TRIGGER_DISABLED)
+			{
+				char	   *function = get_func_name(trigger->tgfoid);
+
+				if (function != NULL && strcmp(function, "dlock_protected") == 0)
+					RequireGuard(rel, trigger->tgargs[0]);
+			}
 		}
 		if (rel != NULL)
 			table_close(rel, AccessShareLock);
@@ -131,8 +135,8 @@ RequireOwner(Oid relid)
 
 /*
  * The table, locked like for CREATE TRIGGER, and all that inherit from it.
- * 42501 for who does not own it, 42809 for what is no table, 42P01 when there is
- * none.
+ * 42501 for who does not own it, 42809 for what is no table or is dlock's, 42P01
+ * when there is none.
  */
 static List *
 OpenFamily(FunctionCallInfo fcinfo)
@@ -149,6 +153,11 @@ OpenFamily(FunctionCallInfo fcinfo)
 				 errmsg("argument \"%s\" must not be null", "relation")));
 	relid = PG_GETARG_OID(0);
 	RequireOwner(relid);		/* before its lock, which may disturb others */
+	if (relid == objects.lease || relid == objects.history || relid == objects.definition)
+		ereport(ERROR,
+				(errcode(ERRCODE_WRONG_OBJECT_TYPE),
+				 errmsg("cannot protect table \"%s\"", get_rel_name(relid)),
+				 errdetail("It is one of dlock's own.")));
 	rel = try_relation_open(relid, ShareRowExclusiveLock);
 	if (rel == NULL)
 		ereport(ERROR,
@@ -191,24 +200,62 @@ CreateOne(Oid relid, Oid function, const char *name, const char *lock,
 }
 
 /*
- * Drop a trigger of ours; false when the table does not have it.  A clone goes
- * with the trigger that it is a clone of.
+ * The lock of a table's trigger with this name, palloc'd, and its OID; NULL
+ * when there is none, or when it is somebody's own.
+ */
+static const char *
+LockOf(Oid relid, Oid function, const char *name, Oid *trigger)
+{
+	Relation	rel = relation_open(relid, NoLock);
+	TriggerDesc *triggers = rel->trigdesc;
+	const char *lock = NULL;
+
+	for (int i = 0; triggers != NULL && i < triggers->numtriggers; i++)
+	{
+		Trigger    *candidate = &triggers->triggers[i];
+
+		if (strcmp(candidate->tgname, name) == 0 &&
+			candidate->tgfoid == function && candidate->tgnargs == 1)
+		{
+			lock = pstrdup(candidate->tgargs[0]);
+			*trigger = candidate->tgoid;
+		}
+	}
+	relation_close(rel, NoLock);
+	return lock;
+}
+
+/*
+ * Drop the trigger with this name that protects the table by that lock; false
+ * when there is none.  A clone goes with what it is a clone of: 2BP01.
+ * 42501 for who does not own the table.
  */
 static bool
-DropOne(Oid relid, const char *name)
+DropOne(Oid relid, Oid function, const char *name, const char *lock)
 {
 	ObjectAddress trigger;
+	const char *found = LockOf(relid, function, name, &trigger.objectId);
 
-	trigger.classId = TriggerRelationId;
-	trigger.objectId = get_trigger_oid(relid, name, true);
-	trigger.objectSubId = 0;
-	if (!OidIsValid(trigger.objectId))
+	if (found == NULL || strcmp(found, lock) != 0)
 		return false;
+	RequireOwner(relid);
+	trigger.classId = TriggerRelationId;
+	trigger.objectSubId = 0;
 	performDeletion(&trigger, DROP_RESTRICT, 0);
 	return true;
 }
 
-/* Protect a table and all that inherits from it. */
+/* Does the server clone the table's row-level trigger from the family's head? */
+static bool
+HasClone(const List *family, Oid relid)
+{
+	return relid != linitial_oid(family) && get_rel_relispartition(relid);
+}
+
+/*
+ * Protect a table and all that inherits from it.  Again with the same lock, it
+ * makes whole what has become of the triggers; with another one it is 42710.
+ */
 Datum
 dlock_protect(PG_FUNCTION_ARGS)
 {
@@ -220,15 +267,21 @@ dlock_protect(PG_FUNCTION_ARGS)
 	foreach(lc, family)
 	{
 		Oid			relid = lfirst_oid(lc);
+		Oid			trigger;
+		const char *leftover;
 
-		/* partitions get a clone of the row-level trigger */
-		if (relid == linitial_oid(family) || !get_rel_relispartition(relid))
+		if (!HasClone(family, relid))
+		{
+			(void) DropOne(relid, function, ROW_TRIGGER, lock);
 			CreateOne(relid, function, ROW_TRIGGER, lock, true,
 					  TRIGGER_TYPE_INSERT | TRIGGER_TYPE_UPDATE | TRIGGER_TYPE_DELETE);
+		}
 		if (get_rel_relkind(relid) == RELKIND_FOREIGN_TABLE)
 			continue;
 		/* a partition that was detached has kept this one alone */
-		(void) DropOne(relid, TRUNCATE_TRIGGER);
+		leftover = LockOf(relid, function, TRUNCATE_TRIGGER, &trigger);
+		if (leftover != NULL)
+			(void) DropOne(relid, function, TRUNCATE_TRIGGER, leftover);
 		CreateOne(relid, function, TRUNCATE_TRIGGER, lock, false,
 				  TRIGGER_TYPE_TRUNCATE);
 	}
@@ -240,16 +293,23 @@ Datum
 dlock_unprotect(PG_FUNCTION_ARGS)
 {
 	List	   *family = OpenFamily(fcinfo);
-	bool		result = false;
+	Oid			function = TriggerFunction(fcinfo);
+	Oid			trigger;
+	const char *lock = LockOf(linitial_oid(family), function, ROW_TRIGGER, &trigger);
 	ListCell   *lc;
+
+	if (lock == NULL)
+		lock = LockOf(linitial_oid(family), function, TRUNCATE_TRIGGER, &trigger);
+	if (lock == NULL)
+		PG_RETURN_BOOL(false);
 
 	foreach(lc, family)
 	{
 		Oid			relid = lfirst_oid(lc);
 
-		if (relid == linitial_oid(family) || !get_rel_relispartition(relid))
-			result |= DropOne(relid, ROW_TRIGGER);
-		result |= DropOne(relid, TRUNCATE_TRIGGER);
+		if (!HasClone(family, relid))
+			(void) DropOne(relid, function, ROW_TRIGGER, lock);
+		(void) DropOne(relid, function, TRUNCATE_TRIGGER, lock);
 	}
-	PG_RETURN_BOOL(result);
+	PG_RETURN_BOOL(true);
 }

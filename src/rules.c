@@ -58,8 +58,8 @@ DlockStaleSnapshot(const char *name)
 			(errcode(ERRCODE_T_R_SERIALIZATION_FAILURE),
 			 errmsg("could not use lock \"%s\" with a snapshot from before its last change",
 					name),
-			 errdetail("This transaction would not see what the previous holder did."),
-			 errhint("Acquire the lock in an earlier transaction, commit, and retry.")));
+			 errdetail("This transaction may not see what was done under the lock since."),
+			 errhint("Start the transaction again; to acquire the lock, do so in an earlier one, and commit.")));
 }
 
 /*
@@ -360,6 +360,7 @@ DlockGuard(int64 token)
 		DlockCount(DlockOpenDatabase(&objects), DLOCK_COUNT_GUARDS_LOST, 1);
 		ereport(ERROR,
 				(errcode(ERRCODE_DLOCK_LEASE_LOST),
+				 token == 0 ? errmsg("lease is lost: it has no token") :
 				 errmsg("lease " INT64_FORMAT " is lost", token),
 				 errhint("Stop the work that it was for; acquire the lock anew to do it again.")));
 	}

@@ -185,8 +185,9 @@ DlockSessionFind(DlockDatabase *db, int64 id, DlockSession *session)
 }
 
 /*
- * Tokens of a session's leases, up to "max": those that are alive, or ("lost") those of which the session is to be told, which then
- * counts as done.  Returns how many.
+ * Tokens of a session's leases, up to "max": those that are alive, or ("lost")
+ * those of which the session is to be told, which then counts as done.
+ * Returns how many.
  */
 int
 DlockSessionLeases(DlockDatabase *db, int64 id, int64 *tokens, int max, bool lost)
@@ -257,4 +258,16 @@ DlockSessionHeartbeat(int64 id, int64 **lost, int *nlost)
 		*nlost = DlockSessionLeases(db, id, *lost, max, true);
 	}
 	return true;
+}
+
+/* Is this a live lease of the session? */
+bool
+DlockSessionHas(int64 id, int64 token)
+{
+	DlockObjects objects;
+	DlockDatabase *db = DlockOpenDatabase(&objects);
+	DlockLease	lease;
+
+	return DlockLiveFind(db, token, &lease) && DlockLeaseIsAlive(&lease) &&
+		lease.session == id;
 }

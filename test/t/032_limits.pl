@@ -158,8 +158,26 @@ CONF
 	$n++ while $n < 2 * $max && $psql->try("SELECT dlock_acquire('again $n', ttl => '1 h')") =~ /^\d+$/;
 	cmp_ok($n, '>=', $max - 1, "room for $n leases again");
 	cmp_ok($n, '<=', $max, 'and for no more');
-	ok(!log_lines($node, 0, qr/PANIC|TRAP|terminated by signal/), 'the server goes on');
+
+	# A start with less room than there are leases: these go on, and no others come
+	# before enough of them have ended.
+	$psql->close;
 	continue_worker($worker);
+	$node->append_conf('postgresql.conf', 'dlock.max_leases = 1000');
+	$node->restart;
+	$psql = start_psql($node);
+	$psql->ask("SELECT count(dlock_acquire('beyond ' || g, ttl => '1 h')) FROM generate_series(1, 100) g");
+	$n = $psql->ask("SELECT count(*) FROM dlock_leases WHERE state = 'held'");
+	cmp_ok($n, '>', $max, "$n leases where there was room for 1,000");
+	$psql->close;
+	$node->append_conf('postgresql.conf', "dlock.max_leases = $max");
+	$node->restart;
+	$psql = start_psql($node);
+	is($psql->ask("SELECT count(*) FILTER (WHERE dlock_heartbeat(token)) FROM dlock_leases"), $n, "all of them go on where there is room for $max");
+	$psql->fails("SELECT dlock_acquire('yet another')", '53200', $hint, 'and no more come');
+	is($psql->ask("SELECT count(*) FILTER (WHERE dlock_release(token)) FROM (SELECT token FROM dlock_leases LIMIT $n - 50) x"), $n - 50, 'most end');
+	until_true('and there is room', sub { $psql->try("SELECT dlock_acquire('yet another')") =~ /^\d+$/ });
+	ok(!log_lines($node, 0, qr/PANIC|TRAP|terminated by signal/), 'the server goes on');
 	$psql->close;
 	$node->stop;
 }
