@@ -39,6 +39,9 @@
  */
 #define COMMIT_TIME		(10 * DLOCK_NS_PER_MS)
 
+/* How long the server's deadlock detector may take, after deadlock_timeout. */
+#define DETECTOR_TIME	(200 * DLOCK_NS_PER_MS)
+
 /* ----------
  * Defaults
  * ----------
@@ -116,7 +119,7 @@ AskAgain(DlockTry *try)
 			CHECK_FOR_INTERRUPTS();
 		}
 	}
-	if (try->request->retry)
+	if (try->request->retry && try->request->keeps_snapshot)
 	{
 		Relation	rel = DlockOpenTable(try->objects.lease, AccessShareLock, Natts_lease);
 
@@ -232,6 +235,20 @@ SleepOnTag(uint64 namehash, int slot, int ms)
 	PG_END_TRY();
 }
 
+/* Call something that writes; "between" transactions it needs a snapshot. */
+static int64
+WithSnapshot(int64 (*call) (DlockTry *), DlockTry *try, bool between)
+{
+	int64		token;
+
+	if (between)
+		PushActiveSnapshot(GetTransactionSnapshot());
+	token = call(try);
+	if (between)
+		PopActiveSnapshot();
+	return token;
+}
+
 /* Begin a new transaction, so that nothing is held over a sleep. */
 static void
 NextTransaction(DlockTry *try)
@@ -277,7 +294,7 @@ Wait(DlockTry *try, bool between)
 			DlockSession session;
 			bool		fits;
 
-			DlockQueueLooks(false);
+			DlockQueueLooks(request, false);
 			fits = DlockFits(try);
 			if (request->session != 0 &&
 				!DlockSessionFind(try->db, request->session, &session))
@@ -286,25 +303,21 @@ Wait(DlockTry *try, bool between)
 			{
 				RequireClient();
 				request->waited = Max((DlockNow() - started) / DLOCK_NS_PER_US, 1);
-				if (between)
-					PushActiveSnapshot(GetTransactionSnapshot());
-				token = DlockGrant(try);
-				if (between)
-					PopActiveSnapshot();
+				token = WithSnapshot(DlockGrant, try, between);
 				if (token != 0)
 					break;
 			}
 			else if (DlockFitsBeside(request, &try->look.alive))
 				DlockQueueWake(&try->db->key, try->namehash);	/* another's turn */
 			if (try->look.own_token != 0)
-				token = AskAgain(try);
+				token = WithSnapshot(AskAgain, try, between);
 			if (token != 0)
 				break;
 			if (!DlockFitsBeside(request, &try->look.own) &&
 				!request->retry && !request->reentrant)
 				WaitsForItself(request);
 			if (!fits && (request->capacity == 1 || try->look.alive.exclusive) &&
-				DlockPendingGuards(request->name))
+				DlockPendingGuards(request->name, true))
 				WaitsForItself(request);	/* a guarded lease cannot end */
 
 			now = DlockNow();
@@ -335,9 +348,12 @@ Wait(DlockTry *try, bool between)
 				uncommitted_since = now;
 			if (uncommitted_since != 0 && now >= uncommitted_since + COMMIT_TIME)
 			{
-				/* long enough for the server's deadlock detector to look */
-				until = Min(until, now + 2 * (DeadlockTimeout + SLEEP_MAX_MS) * DLOCK_NS_PER_MS);
-				DlockQueueLooks(true);
+				/*
+				 * long enough for the server's deadlock detector to look, no
+				 * longer
+				 */
+				until = Min(until, now + DeadlockTimeout * DLOCK_NS_PER_MS + DETECTOR_TIME);
+				DlockQueueLooks(request, true);
 				SleepOnTag(try->namehash, try->look.uncommitted,
 						   Max((until - now) / DLOCK_NS_PER_MS, 1));
 			}
@@ -356,11 +372,11 @@ Wait(DlockTry *try, bool between)
 	}
 	PG_CATCH();
 	{
-		DlockQueueLeave(false);
+		DlockQueueLeave(true);
 		PG_RE_THROW();
 	}
 	PG_END_TRY();
-	DlockQueueLeave(token != 0);
+	DlockQueueLeave(true);
 
 	DlockCount(try->db, DLOCK_COUNT_WAITED_MS, (DlockNow() - started) / DLOCK_NS_PER_MS);
 	if (token == 0)
@@ -382,20 +398,15 @@ Begin(DlockTry *try, DlockRequest *request)
 	Complete(try);
 }
 
-/*
- * Acquire a lease: its token, or 0 when the lock is busy, and stays so for the
- * time that the request gives it.  "between": sleep between transactions.
- *
- * Errors: those of DlockOpenDatabase(), Complete(), DlockGrant() and Wait(); 25006
- * in a read-only transaction.
- */
-int64
-DlockAcquire(DlockRequest *request, bool between)
+/* DlockAcquire(), in a transaction that keeps its snapshot, or does not. */
+static int64
+Acquire(DlockRequest *request, bool keeps_snapshot, bool between)
 {
 	DlockTry	try;
 	int64		token = 0;
 	bool		fits;
 
+	request->keeps_snapshot = keeps_snapshot;
 	Begin(&try, request);
 
 	/* a refusal without a wait has looked at memory alone */
@@ -420,6 +431,19 @@ DlockAcquire(DlockRequest *request, bool between)
 }
 
 /*
+ * Acquire a lease: its token, or 0 when the lock is busy, and stays so for the
+ * time that the request gives it.  "between": sleep between transactions.
+ *
+ * Errors: those of DlockOpenDatabase(), Complete(), DlockGrant() and Wait(); 25006
+ * in a read-only transaction.
+ */
+int64
+DlockAcquire(DlockRequest *request, bool between)
+{
+	return Acquire(request, DlockKeepsSnapshot(), between);
+}
+
+/*
  * Acquire all of "n" different names, in the order given, which must be that
  * of their bytes so that two callers cannot wait for each other; or none of
  * them.  Tokens go to "tokens".
@@ -430,6 +454,7 @@ DlockAcquireAll(const DlockRequest *request, const char *const *names, int n,
 {
 	Subtransaction sub;
 	DlockNanos	ends = DlockNow() + request->wait * DLOCK_NS_PER_US;
+	bool		keeps_snapshot;
 	volatile bool all = true;
 
 	/* most often one look at memory tells that it is in vain */
@@ -452,6 +477,8 @@ DlockAcquireAll(const DlockRequest *request, const char *const *names, int n,
 		}
 	}
 
+	/* before there is a subtransaction, in which it is a guess */
+	keeps_snapshot = DlockKeepsSnapshot();
 	BeginSub(&sub);
 	PG_TRY();
 	{
@@ -463,7 +490,7 @@ DlockAcquireAll(const DlockRequest *request, const char *const *names, int n,
 			one.name = names[i];
 			one.namelen = strlen(names[i]);
 			one.wait = ends > now && request->wait > 0 ? (ends - now) / DLOCK_NS_PER_US : 0;
-			tokens[i] = DlockAcquire(&one, false);
+			tokens[i] = Acquire(&one, keeps_snapshot, false);
 			all = (tokens[i] != 0);
 		}
 		EndSub(&sub, all);

@@ -4,9 +4,9 @@
  *	  Waits that would never end: cycles among the waiters of the queue.
  *
  * A waiter waits for the sessions and transactions whose leases are in its
- * way, or in the way of a waiter before it.  If one of these waits in turn, and
- * so on back to the first, nobody in the cycle will ever be served.  The one
- * with the last ticket gives up.
+ * way, and for the waiters before it.  If one of these waits in turn, and so on
+ * back to the first, nobody in the cycle will ever be served.  The one with the
+ * last ticket gives up.
  *
  * Cycles through locks of the server are its own detector's: where all depends
  * on one transaction, a waiter sleeps on that one's tag.  A cycle through both
@@ -20,23 +20,23 @@
 #include "miscadmin.h"
 #include "utils/builtins.h"
 
-/* More leases than this in the way of one waiter are not looked at. */
+/* A waiter with so many in its way is taken for one that will be served. */
 #define MAX_BLOCKERS	256
 
-/* A waiter, and the leases that it waits for; nothing before it is reached. */
+/* What a waiter waits for; all zero before it is reached. */
 typedef struct WaitNode
 {
-	DlockBlocker *blockers;		/* NULL until then */
+	DlockBlocker *blockers;
 	int			nblockers;
 	int			needed;			/* how many of them have to end */
 	bool		stuck;
 	bool		visited;
 } WaitNode;
 
-/* By this id a lease tells whose it is: a session's, or minus a pid. */
+/* Who an owner of a blocker is, among the waiters. */
 typedef struct Owner
 {
-	int64		id;
+	int64		id;				/* a session's, or minus a pid */
 	int			waiter;
 } Owner;
 
@@ -46,6 +46,7 @@ typedef struct Search
 	DlockWaiter *waiters;		/* by ticket */
 	WaitNode   *nodes;
 	int			n;
+	DlockBlocker *found;		/* room for MAX_BLOCKERS */
 	Owner	   *owners;			/* by id */
 	int			nowners;
 	int		   *reached;		/* waiters that the first one may wait for */
@@ -107,75 +108,85 @@ FirstOwner(const Search *search, int64 id)
 	return low;
 }
 
-/*
- * Is this so of any waiter that has the lease: in its session, or in a
- * transaction that takes or ends it?
- */
+/* Is this so of any waiter that decides on the blocker? */
 static bool
 AnyOwner(Search *search, const DlockBlocker *blocker, bool (*test) (Search *, int))
 {
-	int64		ids[] = {
-		blocker->session,
-		blocker->pending ? -blocker->pid : 0,
-		-blocker->ender
-	};
-
-	for (int i = 0; i < lengthof(ids); i++)
+	if (blocker->owner == 0)
+		return false;
+	for (int o = FirstOwner(search, blocker->owner);
+		 o < search->nowners && search->owners[o].id == blocker->owner; o++)
 	{
-		if (ids[i] == 0)
-			continue;
-		for (int o = FirstOwner(search, ids[i]);
-			 o < search->nowners && search->owners[o].id == ids[i]; o++)
-		{
-			if (test(search, search->owners[o].waiter))
-				return true;
-		}
-	}
-	return false;
-}
-
-/* Is an earlier waiter in the way of this one? */
-static bool
-IsBehindAnother(Search *search, int me)
-{
-	const DlockWaiter *waiter = &search->waiters[me];
-
-	for (int i = 0; i < me; i++)
-	{
-		if (search->waiters[i].namehash == waiter->namehash &&
-			strcmp(search->waiters[i].name, waiter->name) == 0 &&
-			DlockWaitersExclude(&search->waiters[i], waiter))
+		if (test(search, search->owners[o].waiter))
 			return true;
 	}
 	return false;
 }
 
 /*
- * Find what a waiter waits for.  Who stands behind another waits for all that
- * that one may wait for.
+ * Add the earlier waiters that are in the way of this one to the "n" blockers
+ * that were found; returns how many there are then.  Where one place is all
+ * that there is, the nearest stands for those before it.
+ */
+static int
+AddAhead(Search *search, int me, int n)
+{
+	const DlockWaiter *waiter = &search->waiters[me];
+
+	for (int i = me - 1; i >= 0 && n < MAX_BLOCKERS; i--)
+	{
+		const DlockWaiter *other = &search->waiters[i];
+
+		if (other->namehash != waiter->namehash ||
+			strcmp(other->name, waiter->name) != 0 ||
+			!DlockWaitersExclude(other, waiter))
+			continue;
+		search->found[n].owner = -other->pid;
+		search->found[n].ender = 0;
+		search->found[n].capacity = other->capacity;
+		search->found[n++].shared = other->share[0] != '\0';
+		if (waiter->capacity == 1 || waiter->share[0] != '\0')
+			break;
+	}
+	return n;
+}
+
+/*
+ * Find what a waiter waits for, and how many of these have to go.  What it
+ * decides on itself cannot go while it waits, so it counts and is not listed.
  */
 static void
 FillNode(Search *search, int i)
 {
 	WaitNode   *node = &search->nodes[i];
 	const DlockWaiter *waiter = &search->waiters[i];
-	bool		behind = IsBehindAnother(search, i);
-	bool		all = behind || waiter->share[0] != '\0';
+	bool		all = waiter->share[0] != '\0';
 	int			capacity = waiter->capacity;
+	int			count = 0;
+	int			n;
 	DlockRequest request;
 
-	node->blockers = palloc_array(DlockBlocker, MAX_BLOCKERS);
 	DlockWaiterRequest(waiter, &request);
-	node->nblockers = DlockLookBlockers(search->db, &request, behind,
-										node->blockers, MAX_BLOCKERS);
-	for (int j = 0; j < node->nblockers; j++)
+	n = DlockLookBlockers(search->db, &request, search->found, MAX_BLOCKERS);
+	n = AddAhead(search, i, n);
+
+	node->blockers = palloc_array(DlockBlocker, n + 1);
+	for (int j = 0; j < n; j++)
 	{
-		all |= node->blockers[j].shared;
+		const DlockBlocker *blocker = &search->found[j];
+
+		if (blocker->ender == waiter->pid)
+			continue;			/* for its own transaction it is over */
+		count++;
+		all |= blocker->shared;
 		if (!waiter->defined)
-			capacity = Min(capacity, node->blockers[j].capacity);
+			capacity = Min(capacity, blocker->capacity);
+		if (blocker->owner != -waiter->pid &&
+			(blocker->owner == 0 || blocker->owner != waiter->session))
+			node->blockers[node->nblockers++] = *blocker;
 	}
-	node->needed = all ? node->nblockers : Max(node->nblockers - capacity + 1, 1);
-	node->stuck = node->nblockers > 0;
+	node->needed = all ? count : Max(count - capacity + 1, 1);
+	node->stuck = count > 0 && n < MAX_BLOCKERS;
 }
 
 /* Reach a waiter, if that is new.  Always false: go on with the others. */
@@ -290,6 +301,7 @@ DlockCheckDeadlock(DlockDatabase *db, int64 session)
 	if (me == search.n)
 		return;
 
+	search.found = palloc_array(DlockBlocker, MAX_BLOCKERS);
 	search.nodes = palloc0_array(WaitNode, search.n);
 	search.reached = palloc_array(int, search.n);
 	search.path = palloc_array(int, search.n);

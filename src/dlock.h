@@ -183,6 +183,7 @@ typedef struct DlockLive
 	pg_atomic_uint32 ender;		/* pid of the transaction that is ending it */
 	pg_atomic_uint32 by_worker; /* is that one a reaper? */
 	pg_atomic_uint32 rest_kind; /* a DlockState, while it rests */
+	pg_atomic_uint32 revoked;	/* with a time of grace? */
 	pg_atomic_uint32 lost;		/* a lease: 1 when its session is to be told;
 								 * a session: how many of its leases are */
 	pg_atomic_uint32 outcome;	/* a session: how its leases end with it */
@@ -317,6 +318,7 @@ typedef struct DlockRequest
 	Oid			role;			/* whose lease it will be */
 	int			pid;			/* 0 for an adopted lease */
 	int64		waited;			/* µs so far */
+	bool		keeps_snapshot; /* the caller's transaction does */
 	bool		notify;
 } DlockRequest;
 
@@ -331,17 +333,16 @@ typedef struct DlockObstacles
 	int			min_capacity;	/* of them */
 } DlockObstacles;
 
-/* One lease that stands in the way of a request. */
+/* One lease, or earlier waiter, that stands in the way of a request. */
 typedef struct DlockBlocker
 {
-	int64		token;
-	int64		session;		/* id, 0 for none */
+	int64		owner;			/* who decides when it goes: a session's id,
+								 * or minus a pid; 0 when nobody does */
 	int			pid;			/* of its grant, or 0 */
 	int			ender;			/* pid of the transaction that is ending it */
 	int			slot;
 	int			capacity;
 	bool		shared;
-	bool		pending;
 } DlockBlocker;
 
 /* A dead lease that would have to be ended first. */
@@ -572,6 +573,7 @@ extern void DlockRowSet(DlockRow *row, int att, Datum value);
 extern void DlockRowSetNull(DlockRow *row, int att);
 extern void DlockRowSetText(DlockRow *row, int att, const char *text);
 extern void DlockStoreRow(Relation rel, DlockRow *row);
+extern bool DlockKeepsSnapshot(void);
 extern bool DlockRowIsStale(const DlockRow *row);
 extern bool DlockLockIsStale(Relation rel, const char *name, int namelen,
 							 bool (*spare) (const DlockRow *row, void *arg),
@@ -647,7 +649,7 @@ extern void DlockLiveUnguard(DlockLive *live);
 extern void DlockLookAt(DlockDatabase *db, const DlockRequest *request,
 						DlockLook *look);
 extern void DlockLookCountRefusal(DlockDatabase *db, const DlockRequest *request);
-extern int	DlockLookBlockers(DlockDatabase *db, const DlockRequest *request, bool all,
+extern int	DlockLookBlockers(DlockDatabase *db, const DlockRequest *request,
 							  DlockBlocker *blockers, int max);
 extern int	DlockLookHolders(DlockDatabase *db, const char *name, int namelen,
 							 int64 *tokens, int max);
@@ -672,13 +674,13 @@ extern void DlockSessionEnd(DlockLive *session, DlockOutcome outcome);
 extern Size DlockQueueShmemSize(void);
 extern void DlockQueueShmemInit(void *place);
 extern void DlockQueueJoin(DlockDatabase *db, const DlockRequest *request);
-extern void DlockQueueLeave(bool granted);
+extern void DlockQueueLeave(bool wake);
 extern bool DlockQueueAhead(DlockDatabase *db, const DlockRequest *request,
 							DlockObstacles *obstacles, DlockNanos *changes_at);
 extern void DlockQueueWake(const DlockKey *key, uint64 namehash);
 extern void DlockQueueWakeAll(const DlockKey *key);
 extern bool DlockQueueHasWaiters(DlockDatabase *db, const char *name);
-extern void DlockQueueLooks(bool on_tag);
+extern void DlockQueueLooks(const DlockRequest *request, bool on_tag);
 extern void DlockQueueSleep(DlockNanos until);
 extern DlockWaiter *DlockQueueCopy(DlockDatabase *db, int *n);
 extern bool DlockWaitersExclude(const DlockWaiter *earlier, const DlockWaiter *later);
@@ -700,10 +702,10 @@ extern void DlockPendingEnd(DlockPending *note, int64 token, DlockOutcome outcom
 extern void DlockPendingWrote(XLogRecPtr wal_before);
 extern void DlockPendingGuard(DlockPending *note, int64 token);
 extern bool DlockPendingAny(void);
-extern bool DlockPendingGuards(const char *name);
+extern bool DlockPendingGuards(const char *name, bool held);
 extern void DlockPendingTtl(DlockPending *note, int64 token, int64 ttl);
 extern void DlockPendingRevoke(DlockPending *note, int64 token, int64 grace);
-extern void DlockPendingFlush(DlockPending *note);
+extern void DlockPendingHold(DlockPending *note, int64 token);
 extern void DlockPendingWake(DlockPending *note, uint64 namehash);
 extern void DlockPendingSessionEnd(DlockPending *note, int64 session);
 

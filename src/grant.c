@@ -15,6 +15,7 @@
 #include "access/xact.h"
 #include "miscadmin.h"
 #include "pgstat.h"
+#include "storage/lmgr.h"
 #include "utils/builtins.h"
 #include "utils/rel.h"
 #include "utils/timestamp.h"
@@ -245,7 +246,8 @@ TakeOver(DlockTry *try, Relation rel, int64 token, int slot, DlockRow *row)
 {
 	DlockLease	lease;
 
-	if (DlockLiveFind(try->db, token, &lease) && DlockSnapshotIsOlder(lease.quiet_for))
+	if (try->request->keeps_snapshot &&
+		DlockLiveFind(try->db, token, &lease) && DlockSnapshotIsOlder(lease.quiet_for))
 		DlockStaleSnapshot(try->request->name);
 	if (DlockFetchRow(rel, try->request->name, try->request->namelen, slot, row) &&
 		DlockRowIsHeld(row) && DlockRowToken(row) == token)
@@ -274,7 +276,8 @@ IsOnlyRecorded(const DlockRow *row, void *arg)
 void
 DlockRequireFreshSnapshot(DlockTry *try, Relation rel)
 {
-	if (DlockLockIsStale(rel, try->request->name, try->request->namelen,
+	if (try->request->keeps_snapshot &&
+		DlockLockIsStale(rel, try->request->name, try->request->namelen,
 						 IsOnlyRecorded, try))
 		DlockStaleSnapshot(try->request->name);
 }
@@ -296,11 +299,18 @@ DlockGrant(DlockTry *try)
 	int64		token;
 	int			slot;
 	int			ndead;
+	bool		takes_over;
 
 	DlockRaiseTokens(try->db, &try->objects);
 	rel = DlockOpenTable(try->objects.lease, RowExclusiveLock, Natts_lease);
+	takes_over = (try->look.dead.count > 0);
+	if (takes_over)				/* its end is recorded, and tables come before
+								 * tags */
+		LockRelationOid(try->objects.history, RowExclusiveLock);
 	if (!TakeTags(try, &slot, &ndead))
 	{
+		if (takes_over)
+			UnlockRelationOid(try->objects.history, RowExclusiveLock);
 		table_close(rel, RowExclusiveLock);
 		return 0;
 	}
@@ -336,7 +346,7 @@ DlockGrant(DlockTry *try)
 	CommandCounterIncrement();
 
 	/* nobody who looks under the name tag counts us in both places */
-	DlockQueueLeave(true);
+	DlockQueueLeave(request->share != NULL || request->capacity > 1);
 	DlockUnlockName(try->namehash);
 	table_close(rel, NoLock);
 	return token;

@@ -24,6 +24,7 @@
 #include "commands/sequence.h"
 #include "common/int.h"
 #include "storage/procarray.h"
+#include "tcop/pquery.h"
 #include "utils/builtins.h"
 #include "utils/fmgroids.h"
 #include "utils/rel.h"
@@ -179,17 +180,18 @@ DlockStoreRow(Relation rel, DlockRow *row)
  * Does this transaction keep one snapshot over many statements?
  *
  * In a subtransaction, which may be a function's within a single statement,
- * the server does not say; then a block is known by a statement that began
- * after its transaction.
+ * the server does not say.  Then a block is known by its savepoint, or by a
+ * statement that began after its transaction.
  */
-static bool
-KeepsSnapshot(void)
+bool
+DlockKeepsSnapshot(void)
 {
 	if (!IsolationUsesXactSnapshot())
 		return false;
-	return IsSubTransaction() ?
-		GetCurrentStatementStartTimestamp() != GetCurrentTransactionStartTimestamp() :
-		IsTransactionBlock();
+	if (!IsSubTransaction())
+		return IsTransactionBlock();
+	return (ActivePortal != NULL && ActivePortal->createSubid != TopSubTransactionId) ||
+		GetCurrentStatementStartTimestamp() != GetCurrentTransactionStartTimestamp();
 }
 
 /* Is the snapshot that it keeps older than this version of a row? */
@@ -210,11 +212,11 @@ TupleIsStale(HeapTuple tuple)
 bool
 DlockRowIsStale(const DlockRow *row)
 {
-	return KeepsSnapshot() && TupleIsStale(row->tuple);
+	return DlockKeepsSnapshot() && TupleIsStale(row->tuple);
 }
 
 /*
- * The same for a lock, whose last change is that of any of its leases.  Of
+ * The same for a lock, in a transaction that keeps its snapshot; its last change is that of any of its leases.  Of
  * those that have changed since, "spare" may know better.
  */
 bool
@@ -225,9 +227,6 @@ DlockLockIsStale(Relation rel, const char *name, int namelen,
 	ScanKeyData key;
 	HeapTuple	tuple;
 	bool		result = false;
-
-	if (!KeepsSnapshot())
-		return false;
 
 	ScanKeyInit(&key, Anum_lease_name, BTEqualStrategyNumber, F_TEXTEQ,
 				PointerGetDatum(cstring_to_text_with_len(name, namelen)));
@@ -247,7 +246,7 @@ DlockLockIsStale(Relation rel, const char *name, int namelen,
 }
 
 /*
- * Is the snapshot that this transaction keeps perhaps older than something
+ * Is the snapshot of a transaction that keeps one perhaps older than something
  * that happened "usecs" ago?  It is no older than the transaction, and all
  * that is known of that is its start by the wall clock.
  */
@@ -256,7 +255,7 @@ DlockSnapshotIsOlder(int64 usecs)
 {
 	int64		open_for = GetCurrentTimestamp() - GetCurrentTransactionStartTimestamp();
 
-	return KeepsSnapshot() && (open_for < 0 || open_for >= usecs);
+	return open_for < 0 || open_for >= usecs;
 }
 
 /*

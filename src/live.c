@@ -70,6 +70,10 @@ DlockLiveRestsUntil(DlockLive *live, uint64 word, DlockState *kind)
 {
 	DlockNanos	until = pg_atomic_read_u64(&live->rests_until);
 
+	/* a revocation leaves no min_hold, once it is carried out */
+	if (word == DLOCK_WORD_DEAD && pg_atomic_read_u32(&live->revoked) != 0)
+		until = 0;
+
 	*kind = pg_atomic_read_u32(&live->rest_kind);
 	if (word == DLOCK_WORD_DEAD && live->takeover_delay > 0)
 	{
@@ -106,14 +110,14 @@ DlockLiveIsGarbage(DlockLive *live, DlockNanos now)
 		 !DlockWordIsAlive(DlockLiveWord(session, now)));
 }
 
-/* Has this transaction ended the lease, or the session, or its session? */
+/*
+ * Has this transaction ended the lease, or the session?  A lease whose session
+ * it has closed is ended only when its row is, too.
+ */
 bool
 DlockLiveEndedByMe(DlockLive *live)
 {
-	DlockLive  *session = DlockMapAt(live->session);
-
-	return pg_atomic_read_u32(&live->ender) == (uint32) MyProcPid ||
-		(session != NULL && pg_atomic_read_u32(&session->ender) == (uint32) MyProcPid);
+	return pg_atomic_read_u32(&live->ender) == (uint32) MyProcPid;
 }
 
 /* Copy an entry out, under its partition's lock. */
@@ -223,6 +227,7 @@ DlockLiveHeartbeat(DlockDatabase *db, int64 id, Oid role, Oid *other_role)
 {
 	DlockKey	key;
 	DlockLive  *live;
+	DlockLive  *session;
 	DlockLive  *clock;			/* whose word it is that counts */
 	bool		result = false;
 
@@ -231,6 +236,7 @@ DlockLiveHeartbeat(DlockDatabase *db, int64 id, Oid role, Oid *other_role)
 	live = DlockMapFind(&key, false);
 	if (live == NULL)
 		return false;
+	session = DlockMapAt(live->session);
 
 	for (;;)
 	{
@@ -238,7 +244,8 @@ DlockLiveHeartbeat(DlockDatabase *db, int64 id, Oid role, Oid *other_role)
 		uint64		word = DlockLiveWord(live, now);
 		uint64		renewed;
 
-		if (!DlockWordIsAlive(word) || (word & DLOCK_WORD_REVOKING) || DlockLiveEndedByMe(live))
+		if (!DlockWordIsAlive(word) || (word & DLOCK_WORD_REVOKING) ||
+			DlockLiveEndedByMe(live) || (session != NULL && DlockLiveEndedByMe(session)))
 			break;
 		if (live->role != role)
 		{
@@ -369,6 +376,8 @@ DlockLiveRevoke(DlockLive *live, DlockNanos deadline)
 	word = pg_atomic_read_u64(&live->word);
 	while (DlockWordIsAlive(word) && word != DLOCK_WORD_PENDING)
 	{
+		/* first, as whoever sees it dead will ask */
+		pg_atomic_write_u32(&live->revoked, 1);
 		if (pg_atomic_compare_exchange_u64(&live->word, &word,
 										   deadline | DLOCK_WORD_REVOKING))
 		{

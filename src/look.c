@@ -46,10 +46,10 @@ AddObstacle(DlockObstacles *obstacles, const DlockLive *live,
  * Does anything here conflict with the request: is it alive, at rest, or dead
  * under a claim (*dead is false), or dead and to be ended first (true)?
  *
- * What this transaction itself has ended is over already.
+ * "ended": take it for over, as this transaction has ended it.
  */
 static bool
-Conflicts(DlockLive *live, const DlockRequest *request, DlockNanos now,
+Conflicts(DlockLive *live, const DlockRequest *request, DlockNanos now, bool ended,
 		  uint64 *word, DlockNanos *rests_until, bool *dead)
 {
 	DlockState	kind;
@@ -58,12 +58,12 @@ Conflicts(DlockLive *live, const DlockRequest *request, DlockNanos now,
 	*dead = false;
 	*word = DlockLiveWord(live, now);
 	pending = (*word == DLOCK_WORD_PENDING);
-	if (DlockLiveEndedByMe(live))
+	if (ended)
 		*word = DLOCK_WORD_ENDED;
 	*rests_until = DlockWordIsAlive(*word) ? 0 : DlockLiveRestsUntil(live, *word, &kind);
 
-	/* taken and ended by this transaction, it rests from the commit on */
-	if (pending && *word == DLOCK_WORD_ENDED && live->min_hold > 0)
+	/* taken and ended by one transaction, it rests from the commit on */
+	if (pending && ended && live->min_hold > 0)
 		*rests_until = now + live->min_hold;
 	if (SharesWith(live, request))
 		return false;
@@ -110,6 +110,8 @@ DlockLookAt(DlockDatabase *db, const DlockRequest *request, DlockLook *look)
 	uint64		counted[SLOT_WORDS] = {0};	/* those with an obstacle */
 	int			max_slot = -1;
 	int			only_slot = -1; /* of all obstacles, or -2 */
+	int			only_pid = -1;	/* whose transaction decides on all, or -2 */
+	bool		mine = false;	/* decides this one on any? */
 	DlockNanos	now = DlockNow();
 	DlockLive  *first;
 
@@ -131,9 +133,10 @@ DlockLookAt(DlockDatabase *db, const DlockRequest *request, DlockLook *look)
 	{
 		uint64		word;
 		DlockNanos	rests_until;
+		bool		ended = DlockLiveEndedByMe(live);
 		bool		dead;
 		bool		own;
-		uint32		ender;
+		int			pid;
 
 		if (!HasName(live, request->name, request->namelen))
 			continue;
@@ -141,7 +144,7 @@ DlockLookAt(DlockDatabase *db, const DlockRequest *request, DlockLook *look)
 		own = request->session != 0 && DsaPointerIsValid(live->session) &&
 			DlockMapAt(live->session)->key.id == -request->session;
 
-		if (!Conflicts(live, request, now, &word, &rests_until, &dead))
+		if (!Conflicts(live, request, now, ended, &word, &rests_until, &dead))
 		{
 			if (DlockWordIsAlive(word) && own)
 				look->own_token = live->key.id;
@@ -173,15 +176,18 @@ DlockLookAt(DlockDatabase *db, const DlockRequest *request, DlockLook *look)
 			if (rests_until > now)
 				look->changes_at = Min(look->changes_at, rests_until);
 
-			ender = pg_atomic_read_u32(&live->ender);
-			if (word == DLOCK_WORD_PENDING || ender != 0 ||
-				(word == DLOCK_WORD_DEAD && rests_until <= now))
+			pid = pg_atomic_read_u32(&live->ender);
+			if (word == DLOCK_WORD_PENDING && pid == 0)
+				pid = live->pid;
+			only_pid = only_pid == -1 || only_pid == pid ? pid : -2;
+			mine |= (pid == MyProcPid);
+			if (pid != 0 || (word == DLOCK_WORD_DEAD && rests_until <= now))
 				look->uncommitted = live->slot;
 		}
 
 		/* a slot is free when its lease has ended, and its row says no more */
 		if (rests_until > now ||
-			(pg_atomic_read_u64(&live->word) != DLOCK_WORD_ENDED && !DlockLiveEndedByMe(live)))
+			(pg_atomic_read_u64(&live->word) != DLOCK_WORD_ENDED && !ended))
 		{
 			(void) SetBit(used, live->slot);
 			max_slot = Max(max_slot, live->slot);
@@ -189,7 +195,11 @@ DlockLookAt(DlockDatabase *db, const DlockRequest *request, DlockLook *look)
 	}
 	DlockMapRelease();
 
-	if (only_slot < 0)
+	/*
+	 * one slot's tag tells when one transaction is over, in which all are
+	 * held
+	 */
+	if (mine || (only_slot < 0 && only_pid <= 0))
 		look->uncommitted = -1;
 
 	while (look->free_slot < 64 * SLOT_WORDS &&
@@ -216,7 +226,7 @@ DlockLookCountRefusal(DlockDatabase *db, const DlockRequest *request)
 		bool		dead;
 
 		if (HasName(live, request->name, request->namelen) &&
-			Conflicts(live, request, now, &word, &rests_until, &dead))
+			Conflicts(live, request, now, DlockLiveEndedByMe(live), &word, &rests_until, &dead))
 		{
 			pg_atomic_fetch_add_u64(&live->refused, 1);
 			pg_atomic_write_u64(&live->last_refused_at, (uint64) wall);
@@ -225,14 +235,14 @@ DlockLookCountRefusal(DlockDatabase *db, const DlockRequest *request)
 	DlockMapRelease();
 }
 
-/* Is a transaction ending this, or its session? */
-static bool
-IsBeingEnded(DlockLive *live)
+/* The pid of the transaction that is ending this, or its session, or 0. */
+static int
+Ender(DlockLive *live)
 {
 	DlockLive  *session = DlockMapAt(live->session);
+	int			pid = pg_atomic_read_u32(&live->ender);
 
-	return pg_atomic_read_u32(&live->ender) != 0 ||
-		(session != NULL && pg_atomic_read_u32(&session->ender) != 0);
+	return pid == 0 && session != NULL ? (int) pg_atomic_read_u32(&session->ender) : pid;
 }
 
 /*
@@ -261,7 +271,7 @@ DlockLookBeside(DlockDatabase *db, const DlockLease *lease)
 	{
 		if (live->key.id < lease->token &&
 			HasName(live, lease->name, strlen(lease->name)) &&
-			!IsBeingEnded(live) && DlockWordIsAlive(DlockLiveWord(live, now)) &&
+			Ender(live) == 0 && DlockWordIsAlive(DlockLiveWord(live, now)) &&
 			!(live->sharelen > 0 && live->sharelen == me->sharelen &&
 			  memcmp(live->name + live->namelen, me->name + me->namelen, live->sharelen) == 0))
 			n++;
@@ -271,11 +281,11 @@ DlockLookBeside(DlockDatabase *db, const DlockLease *lease)
 }
 
 /*
- * The leases in the way of a request, or all of its lock, dead ones too, up to
- * "max"; returns how many.
+ * The leases in the way of a request, whoever makes it, up to "max"; returns how
+ * many.
  */
 int
-DlockLookBlockers(DlockDatabase *db, const DlockRequest *request, bool all,
+DlockLookBlockers(DlockDatabase *db, const DlockRequest *request,
 				  DlockBlocker *blockers, int max)
 {
 	DlockNanos	now = DlockNow();
@@ -292,17 +302,20 @@ DlockLookBlockers(DlockDatabase *db, const DlockRequest *request, bool all,
 		bool		dead;
 
 		if (!HasName(live, request->name, request->namelen) ||
-			(!Conflicts(live, request, now, &word, &rests_until, &dead) &&
-			 (!all || word == DLOCK_WORD_ENDED)))
+			!Conflicts(live, request, now, false, &word, &rests_until, &dead))
 			continue;
-		blockers[n].token = live->key.id;
-		blockers[n].session = session ? -session->key.id : 0;
 		blockers[n].pid = live->pid;
-		blockers[n].ender = (int) pg_atomic_read_u32(&live->ender);
+		blockers[n].ender = Ender(live);
+		blockers[n].owner = 0;
+		if (blockers[n].ender != 0)
+			blockers[n].owner = -blockers[n].ender;
+		else if (word == DLOCK_WORD_PENDING)
+			blockers[n].owner = -live->pid;
+		else if (DlockWordIsAlive(word) && session != NULL)
+			blockers[n].owner = -session->key.id;
 		blockers[n].slot = live->slot;
 		blockers[n].capacity = live->capacity;
-		blockers[n].shared = live->sharelen > 0;
-		blockers[n++].pending = (word == DLOCK_WORD_PENDING);
+		blockers[n++].shared = live->sharelen > 0;
 	}
 	DlockMapRelease();
 	return n;

@@ -628,6 +628,7 @@ DlockMapInsert(DlockDatabase *db, int64 id, const DlockRequest *request, int slo
 	pg_atomic_init_u32(&live->ender, 0);
 	pg_atomic_init_u32(&live->by_worker, 0);
 	pg_atomic_init_u32(&live->rest_kind, DLOCK_STATE_MIN_HOLD);
+	pg_atomic_init_u32(&live->revoked, 0);
 	pg_atomic_init_u32(&live->lost, 0);
 	pg_atomic_init_u32(&live->outcome, DLOCK_EXPIRED);
 	live->min_hold = Max(request->min_hold, 0) * DLOCK_NS_PER_US;
@@ -676,6 +677,12 @@ DlockMapInsert(DlockDatabase *db, int64 id, const DlockRequest *request, int slo
 
 		DlockMapKey(&key, db, -request->session);
 		session = DlockMapFind(&key, true);
+		if (session != NULL && pg_atomic_read_u32(&session->ender) != 0)
+		{
+			/* who is closing it has listed its leases, or will see this one */
+			DlockMapRelease();
+			session = NULL;
+		}
 		if (session == NULL)
 		{
 			DlockLiveEnd(live, DLOCK_STATE_OVER, 0);

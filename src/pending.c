@@ -25,7 +25,7 @@
 
 typedef enum PendingKind
 {
-	PENDING_NOTHING,
+	PENDING_HOLD,
 	PENDING_GRANT,
 	PENDING_END,
 	PENDING_GUARD,
@@ -149,11 +149,14 @@ DlockPendingEnd(DlockPending *note, int64 token, DlockOutcome outcome, int64 del
 	{
 		pg_atomic_write_u32(&live->by_worker, DlockIsReaper ? 1 : 0);
 
-		/* for this transaction the lock rests already */
+		/* for this transaction the lock rests, or doesn't, already */
 		note->rests_until = pg_atomic_read_u64(&live->rests_until);
+		if (outcome == DLOCK_REVOKED)
+			pg_atomic_write_u64(&live->rests_until, 0);
 		if (delay > 0)
 			pg_atomic_write_u64(&live->rests_until,
-								Max(note->rests_until, DlockNow() + note->span));
+								Max(pg_atomic_read_u64(&live->rests_until),
+									DlockNow() + note->span));
 		pg_atomic_write_u32(&live->ender, (uint32) MyProcPid);
 	}
 	AddNote(note, PENDING_END, live);
@@ -184,9 +187,12 @@ DlockPendingAny(void)
 	return !dlist_is_empty(&notes);
 }
 
-/* Does this transaction guard a lease of that lock? */
+/*
+ * Does this transaction guard a lease of that lock, or ("held") one that it has
+ * not ended since?
+ */
 bool
-DlockPendingGuards(const char *name)
+DlockPendingGuards(const char *name, bool held)
 {
 	int			namelen = strlen(name);
 	dlist_iter	iter;
@@ -197,7 +203,8 @@ DlockPendingGuards(const char *name)
 
 		if (note->kind == PENDING_GUARD && note->live != NULL &&
 			note->live->namelen == namelen &&
-			memcmp(note->live->name, name, namelen) == 0)
+			memcmp(note->live->name, name, namelen) == 0 &&
+			!(held && DlockLiveEndedByMe(note->live)))
 			return true;
 	}
 	return false;
@@ -221,12 +228,12 @@ DlockPendingRevoke(DlockPending *note, int64 token, int64 grace)
 	AddNote(note, PENDING_REVOKE, DlockLivePin(note->db, token));
 }
 
-/* Something was written that must be durable, and that memory need not know. */
+/* It was written how many times a lease is held, which memory need not know. */
 void
-DlockPendingFlush(DlockPending *note)
+DlockPendingHold(DlockPending *note, int64 token)
 {
 	note->flush = true;
-	AddNote(note, PENDING_NOTHING, NULL);
+	AddNote(note, PENDING_HOLD, DlockLivePin(note->db, token));
 }
 
 /* The waiters of a lock may fit from the commit on. */
@@ -244,8 +251,10 @@ DlockPendingSessionEnd(DlockPending *note, int64 session)
 {
 	DlockLive  *live = DlockLivePin(note->db, -session);
 
+	uint32		nobody = 0;
+
 	if (live != NULL)
-		pg_atomic_write_u32(&live->ender, (uint32) MyProcPid);
+		(void) pg_atomic_compare_exchange_u32(&live->ender, &nobody, (uint32) MyProcPid);
 	note->flush = true;
 	AddNote(note, PENDING_SESSION_END, live);
 }
@@ -310,6 +319,15 @@ Finish(DlockPending *note, bool changed)
 		DlockLiveUnpin(live);
 }
 
+/* This transaction ends the session no more, if it was the one. */
+static void
+ForgetEnder(DlockLive *session)
+{
+	uint32		me = MyProcPid;
+
+	(void) pg_atomic_compare_exchange_u32(&session->ender, &me, 0);
+}
+
 /* Can neither fail nor allocate. */
 static void
 Commit(DlockPending *note)
@@ -360,16 +378,15 @@ Commit(DlockPending *note)
 			if (live == NULL)
 				break;
 			DlockSessionEnd(live, DLOCK_RELEASED);
-			pg_atomic_write_u32(&live->ender, 0);
+			ForgetEnder(live);
 			break;
 		case PENDING_GUARD:
 			if (live != NULL)
 				DlockLiveUnguard(live);
 			break;
+		case PENDING_HOLD:
 		case PENDING_WAKE:
 			changed = true;
-			break;
-		case PENDING_NOTHING:
 			break;
 	}
 	if (deadline != 0)
@@ -393,9 +410,9 @@ Abort(DlockPending *note)
 			pg_atomic_write_u32(&live->ender, 0);
 		}
 		else if (note->kind == PENDING_SESSION_END)
-			pg_atomic_write_u32(&live->ender, 0);
+			ForgetEnder(live);
 	}
-	Finish(note, false);
+	Finish(note, note->kind == PENDING_HOLD);
 }
 
 /* The locks are free: now the waiters can have them. */

@@ -45,7 +45,7 @@ static object_access_hook_type prev_object_access_hook = NULL;
 static void
 RequireGuard(Relation rel, const char *lock)
 {
-	if (!DlockPendingGuards(lock))
+	if (!DlockPendingGuards(lock, false))
 		ereport(ERROR,
 				(errcode(ERRCODE_DLOCK_NO_GUARD),
 				 errmsg("cannot write to table \"%s\" without a guard on lock \"%s\"",

@@ -67,7 +67,7 @@ HasLetPass(const DlockWaiter *waiter, DlockNanos now)
 static void
 LeaveAtExit(int code, Datum arg)
 {
-	DlockQueueLeave(false);
+	DlockQueueLeave(true);
 }
 
 /*
@@ -116,15 +116,14 @@ DlockQueueJoin(DlockDatabase *db, const DlockRequest *request)
 
 /*
  * Give the place back, if this backend has one; may be called at any time.
- * The next in line is woken if what this one did may let it in.
+ * "wake" the next in line, as it may fit now.
  */
 void
-DlockQueueLeave(bool granted)
+DlockQueueLeave(bool wake)
 {
 	DlockWaiter *waiter = MyWaiter;
 	DlockKey	key;
 	uint64		namehash;
-	bool		wake;
 
 	if (waiter == NULL)
 		return;
@@ -134,7 +133,6 @@ DlockQueueLeave(bool granted)
 	key.dboid = waiter->dboid;
 	key.relid = waiter->relid;
 	namehash = waiter->namehash;
-	wake = !granted || waiter->share[0] != '\0' || waiter->capacity > 1;
 
 	LWLockAcquire(DlockShared->queue_lock, LW_EXCLUSIVE);
 	waiter->queued = false;
@@ -297,12 +295,14 @@ DlockQueueHasWaiters(DlockDatabase *db, const char *name)
 
 /*
  * This waiter is about to look whether it is its turn, or to sleep on a tag.
- * A wake that comes after this is not lost.
+ * A wake that comes after this is not lost.  Its lock may have been defined anew.
  */
 void
-DlockQueueLooks(bool on_tag)
+DlockQueueLooks(const DlockRequest *request, bool on_tag)
 {
 	LWLockAcquire(DlockShared->queue_lock, LW_EXCLUSIVE);
+	MyWaiter->capacity = request->capacity;
+	MyWaiter->defined = request->defined;
 	MyWaiter->turn_since = 0;
 	MyWaiter->on_tag = on_tag;
 	LWLockRelease(DlockShared->queue_lock);

@@ -165,6 +165,7 @@ DlockCloseLease(DlockDatabase *db, const DlockObjects *objects, DlockRow *row,
 	TimestampTz now = Max(GetCurrentTimestamp(), acquired_at);	/* never backwards */
 	TimestampTz rests_until = 0;
 	int64		delay = 0;
+	bool		by_grant = (outcome == DLOCK_TAKEN_OVER);
 	DlockLease	lease;
 	bool		known = DlockLiveFind(db, token, &lease);
 	DlockDefinition definition;
@@ -200,8 +201,7 @@ DlockCloseLease(DlockDatabase *db, const DlockObjects *objects, DlockRow *row,
 		if (rests_until > now)
 			DlockRowSetText(row, Anum_lease_rests_for, "min_hold");
 	}
-	if (outcome != DLOCK_RELEASED && outcome != DLOCK_TAKEN_OVER &&
-		definition.takeover_delay > 0)
+	if (outcome != DLOCK_RELEASED && !by_grant && definition.takeover_delay > 0)
 	{
 		delay = Max(definition.takeover_delay - (known ? lease.dead_for : 0), 0);
 		if (now + delay > rests_until)
@@ -243,7 +243,7 @@ EndLease(int64 token, DlockOutcome outcome, const char *result, bool one_hold)
 	if (one_hold && holds > 1)
 	{
 		DlockRowSet(&claim.row, Anum_lease_holds, Int32GetDatum(holds - 1));
-		DlockPendingFlush(DlockPendingReserve(claim.db));
+		DlockPendingHold(DlockPendingReserve(claim.db), token);
 	}
 	else
 		DlockCloseLease(claim.db, &claim.objects, &claim.row, outcome, result);
@@ -289,7 +289,7 @@ DlockHoldAgain(int64 token)
 		DlockStaleSnapshot(claim.lease.name);
 	holds = DatumGetInt32(DlockRowValue(&claim.row, Anum_lease_holds));
 	DlockRowSet(&claim.row, Anum_lease_holds, Int32GetDatum(holds + 1));
-	DlockPendingFlush(DlockPendingReserve(claim.db));
+	DlockPendingHold(DlockPendingReserve(claim.db), token);
 	StoreClaim(&claim);
 	return true;
 }
@@ -394,14 +394,15 @@ DlockSessionClose(int64 id)
 	if (!DlockMayUse(session.role))
 		DlockDenySession(id);
 
+	/* first, so that no lease joins it that is not among those listed */
+	note = DlockPendingReserve(db);
+	DlockPendingSessionEnd(note, id);
+
 	max = pg_atomic_read_u64(&DlockShared->entries) + 1;
 	tokens = palloc_extended(max * sizeof(int64), MCXT_ALLOC_HUGE);
 	n = DlockSessionLeases(db, id, tokens, max, false);
 	for (int i = 0; i < Min(n, CLOSE_AT_ONCE); i++)
 		(void) DlockEnd(tokens[i], DLOCK_RELEASED, NULL);
 	pfree(tokens);
-
-	note = DlockPendingReserve(db);
-	DlockPendingSessionEnd(note, id);
 	return n;
 }

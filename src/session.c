@@ -31,9 +31,9 @@ DlockSessionEnd(DlockLive *session, DlockOutcome outcome)
 {
 	uint64		word = DlockLiveWord(session, DlockNow());
 
-	pg_atomic_write_u64(&session->died_at, DlockNow());
 	while (word > DLOCK_WORD_ENDED)
 	{
+		pg_atomic_write_u64(&session->died_at, DlockNow());
 		pg_atomic_write_u32(&session->outcome, outcome);
 		if (pg_atomic_compare_exchange_u64(&session->word, &word, DLOCK_WORD_DEAD))
 			break;

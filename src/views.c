@@ -268,7 +268,7 @@ BlockedBy(DlockDatabase *db, const DlockWaiter *waiters, int me, LockData *locks
 	int			n = 0;
 
 	DlockWaiterRequest(&waiters[me], &request);
-	nblockers = DlockLookBlockers(db, &request, false, blockers, MAX_BLOCKERS);
+	nblockers = DlockLookBlockers(db, &request, blockers, MAX_BLOCKERS);
 	for (int i = 0; i < nblockers; i++)
 	{
 		AddPid(pids, &n, MAX_PIDS, blockers[i].pid);
