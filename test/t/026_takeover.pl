@@ -29,6 +29,27 @@ is(value($node, "SELECT dlock_acquire('takeover', share => 'read') IS NOT NULL")
 is(value($node, "SELECT outcome FROM dlock_history WHERE name = 'takeover'"), 'taken over', 'having ended the dead one itself');
 is(value($node, "SELECT dlock_acquire('takeover', share => 'read') IS NOT NULL"), 't', 'and from then on they all do');
 is(value($node, 'SELECT count(*) FROM dlock_verify()'), 0, 'dlock_verify() finds nothing');
+
+# Who waits for several leases that one transaction has taken over waits for that
+# one, and the server finds a deadlock by way of a row.
+{
+	my $two = start_psql($node);
+
+	value($node, 'CREATE TABLE work (n int); INSERT INTO work VALUES (0)');
+	value($node, "SELECT count(dlock_acquire('two', share => 'read', ttl => '10 ms')) FROM generate_series(1, 2)");
+	usleep(20_000);
+	$one->ask("SET deadlock_timeout = '1 h'; BEGIN; SELECT dlock_acquire('two')");
+	$two->ask("SET deadlock_timeout = '50 ms'; BEGIN; UPDATE work SET n = 1");
+	$two->send("SELECT dlock_acquire('two', wait => '1 h')");
+	until_true('it waits', sub { value($node, 'SELECT count(*) FROM dlock_waiters') == 1 });
+	$one->send('UPDATE work SET n = 2');
+	$two->wait_answer;
+	like($two->errors, qr/ERROR:  (40P01: )?deadlock detected/, 'a deadlock through a row and two leases is found');
+	$two->ask('ROLLBACK');
+	$one->wait_answer;
+	$one->ask('ROLLBACK');
+	$two->close;
+}
 $one->close;
 continue_worker($worker);
 
