@@ -340,7 +340,7 @@ AS 'MODULE_PATHNAME'
 LANGUAGE C VOLATILE PARALLEL UNSAFE;
 
 COMMENT ON FUNCTION @extschema@.dlock_revoke IS
-'take a lease away from its holder, at once or after a time of grace: false when it had ended before';
+'take a lease away from its holder, at once or after a time of grace, or end the rest of a lock after it: false when there is neither';
 
 REVOKE ALL ON FUNCTION @extschema@.dlock_revoke FROM PUBLIC;
 

@@ -74,5 +74,24 @@ COMMIT;
 SELECT dlock_held(:token) AS held;
 SELECT outcome FROM dlock_history WHERE token = :token;
 
+-- When the lease is over, what its lock still rests.
+SELECT dlock_acquire('revoke rest', min_hold => '1 hour') AS token \gset
+SELECT dlock_release(:token) AS released, dlock_acquire('revoke rest') IS NULL AS rests;
+BEGIN;
+SELECT dlock_revoke(:token, 'free it') AS revoked;
+ROLLBACK;
+SELECT dlock_acquire('revoke rest') IS NULL AS rests, dlock_revoke(:token, 'free it', grace => '1 min') AS no_grace;
+SELECT dlock_revoke(:token, 'free it') AS revoked;
+SELECT dlock_revoke(:token, 'free it') AS again, rests_until, rests_for FROM dlock.lease WHERE token = :token;
+SELECT dlock_release(dlock_acquire('revoke rest')) AS free;
+SELECT dlock_define('revoke delayed', takeover_delay => '1 hour');
+SELECT dlock_acquire('revoke delayed') AS token \gset
+SELECT dlock_revoke(:token, 'test') AS revoked, dlock_acquire('revoke delayed') IS NULL AS rests;
+SELECT state FROM dlock_leases WHERE token = :token;
+SELECT dlock_revoke(:token, 'free it') AS revoked;
+SELECT dlock_release(dlock_acquire('revoke delayed')) AS free;
+SELECT dlock_undefine('revoke delayed') AS undefined;
+SELECT name, outcome, result FROM dlock_history WHERE name LIKE 'revoke rest' OR name = 'revoke delayed' ORDER BY token;
+
 -- After all that, lease, history and memory fit together.
 SELECT * FROM dlock_verify();

@@ -44,13 +44,14 @@ SELECT dlock_guard(:token) = :token AS guard;
 SELECT dlock_release(:token) AS released;
 SELECT dlock_acquire('snapshot') AS token \gset
 SELECT dlock_release(:token) AS released;
--- What dlock reads takes no predicate locks, so that it can't be in a cycle.
+-- What dlock reads of leases takes no predicate locks, so that it can't be in a
+-- cycle.  (Definitions are read as other tables are.)
 SELECT count(*) AS leases FROM dlock_leases WHERE name = 'snapshot';
 SELECT count(*) AS history FROM dlock_history WHERE token = :token;
 SELECT count(*) AS holders FROM dlock_holders('snapshot');
 SELECT count(*) AS predicate_locks
 FROM pg_locks l JOIN pg_class c ON c.oid = l.relation
-WHERE l.mode = 'SIReadLock' AND c.relnamespace = 'dlock'::regnamespace;
+WHERE l.mode = 'SIReadLock' AND c.relnamespace = 'dlock'::regnamespace AND c.relname NOT LIKE 'definition%';
 COMMIT;
 
 -- What the views show is now, not when the snapshot was taken.

@@ -320,7 +320,7 @@ dlock_revoke(PG_FUNCTION_ARGS)
 
 	if (grace > 0)
 		PG_RETURN_BOOL(DlockRevokeLater(token, why, grace));
-	PG_RETURN_BOOL(DlockEnd(token, DLOCK_REVOKED, why));
+	PG_RETURN_BOOL(DlockEnd(token, DLOCK_REVOKED, why) || DlockEndRest(token));
 }
 
 /* ----------

@@ -6,7 +6,8 @@
  * Read with a snapshot of the moment, as catalogs are, so that a caller with an
  * old one counts permits by the definition of now.  Not with SnapshotSelf, as
  * lease rows are under their tag: without one, it can miss a row that is being
- * updated.
+ * updated.  In a SERIALIZABLE transaction it therefore takes a predicate lock,
+ * which only a dlock_define() of others can come into conflict with.
  *
  *-------------------------------------------------------------------------
  */

@@ -706,6 +706,7 @@ extern bool DlockPendingGuards(const char *name, bool held);
 extern void DlockPendingTtl(DlockPending *note, int64 token, int64 ttl);
 extern void DlockPendingRevoke(DlockPending *note, int64 token, int64 grace);
 extern void DlockPendingHold(DlockPending *note, int64 token);
+extern void DlockPendingRest(DlockPending *note, int64 token);
 extern void DlockPendingWake(DlockPending *note, uint64 namehash);
 extern void DlockPendingSessionEnd(DlockPending *note, int64 session);
 
@@ -734,6 +735,7 @@ extern bool DlockHoldAgain(int64 token);
 extern bool DlockEnd(int64 token, DlockOutcome outcome, const char *result);
 extern bool DlockReleaseOnce(int64 token, const char *result);
 extern bool DlockRevokeLater(int64 token, const char *why, int64 grace);
+extern bool DlockEndRest(int64 token);
 extern bool DlockSetTtl(int64 token, int64 ttl);
 extern void DlockGuard(int64 token);
 extern int	DlockSessionClose(int64 id);

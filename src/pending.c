@@ -31,6 +31,7 @@ typedef enum PendingKind
 	PENDING_GUARD,
 	PENDING_TTL,
 	PENDING_REVOKE,
+	PENDING_REST,
 	PENDING_SESSION_END,
 	PENDING_WAKE
 } PendingKind;
@@ -236,6 +237,14 @@ DlockPendingHold(DlockPending *note, int64 token)
 	AddNote(note, PENDING_HOLD, DlockLivePin(note->db, token));
 }
 
+/* It was written that the lock rests no more after that lease. */
+void
+DlockPendingRest(DlockPending *note, int64 token)
+{
+	note->flush = true;
+	AddNote(note, PENDING_REST, DlockLivePin(note->db, token));
+}
+
 /* The waiters of a lock may fit from the commit on. */
 void
 DlockPendingWake(DlockPending *note, uint64 namehash)
@@ -372,6 +381,11 @@ Commit(DlockPending *note)
 				break;
 			deadline = now + note->span;
 			DlockLiveRevoke(live, deadline);
+			changed = true;
+			break;
+		case PENDING_REST:
+			if (live != NULL)
+				DlockLiveEnd(live, DLOCK_STATE_OVER, 0);
 			changed = true;
 			break;
 		case PENDING_SESSION_END:

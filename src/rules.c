@@ -315,6 +315,39 @@ DlockRevokeLater(int64 token, const char *why, int64 grace)
 }
 
 /*
+ * End the rest of a lock, after the lease with this token.  False when it does
+ * not rest.
+ */
+bool
+DlockEndRest(int64 token)
+{
+	Claim		claim;
+	DlockLease *lease = &claim.lease;
+
+	claim.wal_before = XactLastRecEnd;
+	claim.db = DlockOpenDatabase(&claim.objects);
+	if (!DlockLiveFind(claim.db, token, lease) ||
+		(lease->state != DLOCK_STATE_MIN_HOLD && lease->state != DLOCK_STATE_DELAYED))
+		return false;
+
+	claim.namehash = DlockHashName(lease->name, strlen(lease->name));
+	claim.rel = DlockOpenTable(claim.objects.lease, RowExclusiveLock, Natts_lease);
+	(void) DlockLockSlot(claim.namehash, lease->slot, false, true);
+	if (!DlockFetchRow(claim.rel, lease->name, strlen(lease->name), lease->slot, &claim.row) ||
+		DlockRowToken(&claim.row) != token)
+	{
+		DlockUnlockSlot(claim.namehash, lease->slot, false);
+		table_close(claim.rel, RowExclusiveLock);
+		return false;
+	}
+	DlockRowSetNull(&claim.row, Anum_lease_rests_until);
+	DlockRowSetNull(&claim.row, Anum_lease_rests_for);
+	DlockPendingRest(DlockPendingReserve(claim.db), token);
+	StoreClaim(&claim);
+	return true;
+}
+
+/*
  * Change the TTL of a lease, in µs, for good; it counts from the commit.
  * False when the lease is lost.  22023 when it has none of its own.
  */
