@@ -372,7 +372,7 @@ for my $name (sort keys %functions)
 {
 	my $signature = decode('UTF-8', $functions{$name});
 
-	$signature =~ s/ DEFAULT ('[^']*'|\w+)(?:::[\w ]+)?/ = $1/g;
+	$signature =~ s/ DEFAULT ('[^']*'|\w+)(?:::[\w ]+(?:\[\])?)?/ = $1/g;
 	$signature =~ s/([(,] ?)IN /$1/g;
 	is(encode('UTF-8', $signatures{$name} ? $signatures{$name}{text} : 'nothing'),
 		encode('UTF-8', $signature), "$name has its reference");
