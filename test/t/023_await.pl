@@ -105,7 +105,7 @@ for my $case (
 	[ 'at the top', await('q6') ],
 	[ 'in a DO block', "DO \$\$ DECLARE t bigint; BEGIN PERFORM count(*) FROM t; " . await('q6', ', token => t') . "; RAISE NOTICE 'got %', t; END \$\$" ],
 	[ 'in a procedure', 'CALL waits()' ],
-	[ 'in a loop over a query', "DO \$\$ DECLARE t bigint; n int; BEGIN FOR n IN SELECT g FROM generate_series(1, 3) g LEFT JOIN t ON i = g LOOP " . await('q6', ', token => t') . "; RAISE NOTICE 'got %', t; PERFORM dlock_release(t); END LOOP; END \$\$" ],
+	[ 'in a loop over a query', "DO \$\$ DECLARE t bigint; n int; BEGIN FOR n IN SELECT g FROM generate_series(1, 3) g LEFT JOIN t ON i = g LOOP " . await('q6', ', token => t') . "; RAISE NOTICE 'got %', t; PERFORM dlock_release(t); COMMIT; END LOOP; END \$\$" ],
 	[ 'in serializable transactions', await('q6'), "SET default_transaction_isolation = serializable" ],
 	[ 'in repeatable read transactions', await('q6'), "SET default_transaction_isolation = 'repeatable read'" ],
 	[ 'with a session', await('q6', ", session => :session"), "SELECT dlock_session_open(ttl => '1 h') AS session \\gset" ])

@@ -287,6 +287,14 @@ sub sort_calls
 			push @{ $of_session{ $call->{session} } }, { call => $call, verdict => 0 };
 		}
 	}
+
+	# Where the lock may rest after a lease, a revocation may have ended the lease
+	# or the rest, and does not say which.
+	for my $lease (grep { $_->{min_hold} || $_->{name} eq 'delayed' } values %lease)
+	{
+		$_->{verdict} = undef
+		  for grep { $_->{verdict} && $_->{call}{op} eq 'revoke' && !defined $_->{call}{grace} } @{ $of_token{ $lease->{token} } // [] };
+	}
 	return;
 }
 
