@@ -303,9 +303,10 @@ DlockGrant(DlockTry *try)
 
 	DlockRaiseTokens(try->db, &try->objects);
 	rel = DlockOpenTable(try->objects.lease, RowExclusiveLock, Natts_lease);
+
+	/* what is dead will be recorded; locks on tables come before tags */
 	takes_over = (try->look.dead.count > 0);
-	if (takes_over)				/* its end is recorded, and tables come before
-								 * tags */
+	if (takes_over)
 		LockRelationOid(try->objects.history, RowExclusiveLock);
 	if (!TakeTags(try, &slot, &ndead))
 	{
