@@ -173,6 +173,10 @@ SELECT dlock_release(:c) AS released;
 SELECT lost = ARRAY[:c] AS lost FROM dlock_session_heartbeat(:session, ARRAY[:c]);
 ROLLBACK;
 SELECT dlock_session_heartbeat(:session, ARRAY[:c]) AS none;
+-- Nor what is being taken away, though it has some time left.
+SELECT dlock_revoke(:c, 'make room', '1 hour') AS revoked;
+SELECT lost = ARRAY[:c] AS lost FROM dlock_session_heartbeat(:session, ARRAY[:c]);
+SELECT lost = ARRAY[:c] AS told_too FROM dlock_session_heartbeat(:session);
 SELECT dlock_session_close(:other) AS closed, dlock_session_heartbeat(:other, ARRAY[:a]) AS gone;
 SELECT dlock_session_close(:session) AS closed;
 

@@ -89,7 +89,7 @@ SELECT pg_temp.try($$SELECT dlock_acquire('waiting', wait => '24 days')$$);
 SELECT pg_temp.try($$SELECT dlock_acquire('waiting', wait => '2147483647 days')$$);
 SELECT current_setting('server_version_num')::int < 170000 OR
 	   (pg_temp.try($$SELECT dlock_acquire('waiting', wait => 'infinity')$$) LIKE '22023: argument "wait" is too long%' AND
-		pg_temp.try($$SELECT dlock_acquire('waiting', wait => '-infinity')$$) LIKE '22023: argument "wait" is too short%') AS refused;
+		pg_temp.try($$SELECT dlock_acquire('waiting', wait => '-infinity')$$) LIKE '22023: argument "wait" must not be negative%') AS refused;
 SELECT dlock_release(:token) AS released;
 
 --

@@ -361,7 +361,7 @@ dlock_session_heartbeat(PG_FUNCTION_ARGS)
 	bool	   *nulls;
 	ArrayBuildState *result = initArrayResult(INT8OID, CurrentMemoryContext, false);
 
-	if (!DlockSessionHeartbeat(id, &lost, &nlost))
+	if (!DlockSessionHeartbeat(id, PG_ARGISNULL(1) ? &lost : NULL, &nlost))
 		PG_RETURN_NULL();
 	if (PG_ARGISNULL(1))
 	{

@@ -177,6 +177,8 @@ FillNode(Search *search, int i)
 
 		if (blocker->ender == waiter->pid)
 			continue;			/* for its own transaction it is over */
+		if (waiter->again && blocker->owner == waiter->session)
+			return;				/* it waits for a guard of that, at most */
 		count++;
 		all |= blocker->shared;
 		if (!waiter->defined)

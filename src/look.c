@@ -180,7 +180,7 @@ DlockLookAt(DlockDatabase *db, const DlockRequest *request, DlockLook *look)
 			if (word == DLOCK_WORD_PENDING && pid == 0)
 				pid = live->pid;
 			only_pid = only_pid == -1 || only_pid == pid ? pid : -2;
-			mine |= (pid == MyProcPid);
+			mine |= (pid == MyProcPid || (word == DLOCK_WORD_DEAD && DlockPendingHas(live)));
 			if (pid != 0 || (word == DLOCK_WORD_DEAD && rests_until <= now))
 				look->uncommitted = live->slot;
 		}
@@ -311,7 +311,7 @@ DlockLookBlockers(DlockDatabase *db, const DlockRequest *request,
 			blockers[n].owner = -blockers[n].ender;
 		else if (word == DLOCK_WORD_PENDING)
 			blockers[n].owner = -live->pid;
-		else if (DlockWordIsAlive(word) && session != NULL)
+		else if (DlockWordIsAlive(word) && session != NULL && !(word & DLOCK_WORD_REVOKING))
 			blockers[n].owner = -session->key.id;
 		blockers[n].slot = live->slot;
 		blockers[n].capacity = live->capacity;

@@ -181,6 +181,20 @@ DlockPendingGuard(DlockPending *note, int64 token)
 	AddNote(note, PENDING_GUARD, DlockLivePin(note->db, token));
 }
 
+/* Has this transaction changed or guarded this lease?  For under a lock. */
+bool
+DlockPendingHas(const DlockLive *live)
+{
+	dlist_iter	iter;
+
+	dlist_foreach(iter, &notes)
+	{
+		if (dlist_container(DlockPending, node, iter.cur)->live == live)
+			return true;
+	}
+	return false;
+}
+
 /* Does this transaction hold on to any lease? */
 bool
 DlockPendingAny(void)

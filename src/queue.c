@@ -98,6 +98,7 @@ DlockQueueJoin(DlockDatabase *db, const DlockRequest *request)
 	waiter->namehash = DlockHashName(request->name, request->namelen);
 	waiter->capacity = request->capacity;
 	waiter->defined = request->defined;
+	waiter->again = request->retry || request->reentrant;
 	waiter->session = request->session;
 	waiter->role = request->role;
 	waiter->since = now;
@@ -260,7 +261,7 @@ DlockQueueAhead(DlockDatabase *db, const DlockRequest *request,
 			obstacles->exclusive = true;
 		obstacles->count++;
 		obstacles->min_capacity = Min(obstacles->min_capacity, waiter->capacity);
-		if (!any && waiter->turn_since != 0)
+		if (!any && waiter->turn_since != 0 && !waiter->on_tag)
 			*changes_at = Min(*changes_at, waiter->turn_since + CLAIM_TIME + 1);
 		any = true;
 	}

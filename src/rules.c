@@ -334,7 +334,8 @@ DlockEndRest(int64 token)
 	claim.rel = DlockOpenTable(claim.objects.lease, RowExclusiveLock, Natts_lease);
 	(void) DlockLockSlot(claim.namehash, lease->slot, false, true);
 	if (!DlockFetchRow(claim.rel, lease->name, strlen(lease->name), lease->slot, &claim.row) ||
-		DlockRowToken(&claim.row) != token)
+		DlockRowToken(&claim.row) != token ||
+		DlockRowIsNull(&claim.row, Anum_lease_rests_until))
 	{
 		DlockUnlockSlot(claim.namehash, lease->slot, false);
 		table_close(claim.rel, RowExclusiveLock);

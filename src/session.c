@@ -222,8 +222,9 @@ DlockSessionLeases(DlockDatabase *db, int64 id, int64 *tokens, int max, bool los
 }
 
 /*
- * Renew a session; false when it is gone.  *lost gets the tokens that it has
- * lost since the last time, palloc'd.  42501 when it belongs to another role.
+ * Renew a session; false when it is gone.  *lost, unless NULL, gets the tokens
+ * that it has lost since the last time, palloc'd.  42501 when it belongs to
+ * another role.
  */
 bool
 DlockSessionHeartbeat(int64 id, int64 **lost, int *nlost)
@@ -237,13 +238,15 @@ DlockSessionHeartbeat(int64 id, int64 **lost, int *nlost)
 	int			max;
 
 	*nlost = 0;
-	*lost = NULL;
 	if (!DlockSessionFind(db, id, &session))
 		return false;
 	if (!DlockMayUse(session.role))
 		DlockDenySession(id);
 	if (!DlockLiveHeartbeat(db, -id, session.role, &other_role))
 		return false;
+	if (lost == NULL)
+		return true;
+	*lost = NULL;
 
 	DlockMapKey(&key, db, -id);
 	live = DlockMapFind(&key, false);
@@ -260,7 +263,7 @@ DlockSessionHeartbeat(int64 id, int64 **lost, int *nlost)
 	return true;
 }
 
-/* Is this a live lease of the session? */
+/* Is this a lease of the session that heartbeats keep? */
 bool
 DlockSessionHas(int64 id, int64 token)
 {
@@ -269,5 +272,5 @@ DlockSessionHas(int64 id, int64 token)
 	DlockLease	lease;
 
 	return DlockLiveFind(db, token, &lease) && DlockLeaseIsAlive(&lease) &&
-		lease.session == id;
+		lease.state != DLOCK_STATE_REVOKING && lease.session == id;
 }
