@@ -342,7 +342,8 @@ Wait(DlockTry *try, bool between)
 
 			if (between)
 				NextTransaction(try);
-			if (fits || try->ahead || try->look.uncommitted < 0)
+			if (fits || try->ahead || try->look.uncommitted < 0 ||
+				DlockPendingHasTag(try->namehash, try->look.uncommitted))
 				uncommitted_since = 0;
 			else if (uncommitted_since == 0)
 				uncommitted_since = now;

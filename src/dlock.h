@@ -702,7 +702,7 @@ extern void DlockPendingEnd(DlockPending *note, int64 token, DlockOutcome outcom
 							int64 delay, bool flush, const char *log);
 extern void DlockPendingWrote(XLogRecPtr wal_before);
 extern void DlockPendingGuard(DlockPending *note, int64 token);
-extern bool DlockPendingHas(const DlockLive *live);
+extern bool DlockPendingHasTag(uint64 namehash, int slot);
 extern bool DlockPendingAny(void);
 extern bool DlockPendingGuards(const char *name, bool held);
 extern void DlockPendingTtl(DlockPending *note, int64 token, int64 ttl);

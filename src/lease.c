@@ -216,8 +216,9 @@ DlockRowIsStale(const DlockRow *row)
 }
 
 /*
- * The same for a lock, in a transaction that keeps its snapshot; its last change is that of any of its leases.  Of
- * those that have changed since, "spare" may know better.
+ * The same for a lock, in a transaction that keeps its snapshot; its last
+ * change is that of any of its leases.  Of those that have changed since,
+ * "spare" may know better.
  */
 bool
 DlockLockIsStale(Relation rel, const char *name, int namelen,

@@ -111,7 +111,6 @@ DlockLookAt(DlockDatabase *db, const DlockRequest *request, DlockLook *look)
 	int			max_slot = -1;
 	int			only_slot = -1; /* of all obstacles, or -2 */
 	int			only_pid = -1;	/* whose transaction decides on all, or -2 */
-	bool		mine = false;	/* decides this one on any? */
 	DlockNanos	now = DlockNow();
 	DlockLive  *first;
 
@@ -180,7 +179,6 @@ DlockLookAt(DlockDatabase *db, const DlockRequest *request, DlockLook *look)
 			if (word == DLOCK_WORD_PENDING && pid == 0)
 				pid = live->pid;
 			only_pid = only_pid == -1 || only_pid == pid ? pid : -2;
-			mine |= (pid == MyProcPid || (word == DLOCK_WORD_DEAD && DlockPendingHas(live)));
 			if (pid != 0 || (word == DLOCK_WORD_DEAD && rests_until <= now))
 				look->uncommitted = live->slot;
 		}
@@ -195,11 +193,8 @@ DlockLookAt(DlockDatabase *db, const DlockRequest *request, DlockLook *look)
 	}
 	DlockMapRelease();
 
-	/*
-	 * one slot's tag tells when one transaction is over, in which all are
-	 * held
-	 */
-	if (mine || (only_slot < 0 && only_pid <= 0))
+	/* one tag is enough, if one transaction decides on all */
+	if (only_slot < 0 && only_pid <= 0)
 		look->uncommitted = -1;
 
 	while (look->free_slot < 64 * SLOT_WORDS &&

@@ -181,15 +181,18 @@ DlockPendingGuard(DlockPending *note, int64 token)
 	AddNote(note, PENDING_GUARD, DlockLivePin(note->db, token));
 }
 
-/* Has this transaction changed or guarded this lease?  For under a lock. */
+/* Has this transaction a slot's tag, by what it did to a lease there? */
 bool
-DlockPendingHas(const DlockLive *live)
+DlockPendingHasTag(uint64 namehash, int slot)
 {
 	dlist_iter	iter;
 
 	dlist_foreach(iter, &notes)
 	{
-		if (dlist_container(DlockPending, node, iter.cur)->live == live)
+		DlockPending *note = dlist_container(DlockPending, node, iter.cur);
+
+		if (note->live != NULL && note->live->key.id > 0 &&
+			note->live->namehash == namehash && note->live->slot == slot)
 			return true;
 	}
 	return false;
